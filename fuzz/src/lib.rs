@@ -25,6 +25,7 @@
 //! | frames and messages of a control stream | `net::framing`, `net::control_stream` | `line_frames` |
 //! | a control stream's messages over a queue pair, and the numbers that they carry | `net::qp_stream` (`QpStream`) | `qp_stream` |
 //! | the greeting of a paper design; its cursors, headers, immediates | `baselines::paper_baselines` (`setup`, `sender`, `receiver`) | `baseline_peer` |
+//! | the bring-up of a requester, a responder or a dispatcher; its mailboxes, flags and messages | `patterns::bring_up`, `patterns::verb`, `patterns::requester`, `patterns::responder`, `patterns::dispatcher` | `pattern_peer` |
 //! | the greeting of a ring; its cursors, headers, laps, immediates | `ring::setup`, `ring::sender`, `ring::receiver` | `ring_peer` |
 //! | the words of a group's tail array, and the completions on its completion queue | `ring::group` | `ring_group` |
 //! | the control messages of a pipe | `headworks::pipe`, `headworks::blocking` | `pipe_peer` |

@@ -12,6 +12,7 @@ mod fixtures;
 mod http_request;
 mod line_frames;
 mod pacing_share;
+mod pattern_peer;
 mod pattern_plan;
 mod pcap_trace;
 mod pipe_peer;
@@ -173,6 +174,13 @@ pub const TARGETS: &[Target] = &[
         run: http_request::run,
         longest: 2048,
         inputs: 10_000,
+    },
+    Target {
+        name: "pattern_peer",
+        about: "the peer of a requester, a responder or a dispatcher: bring-up, mailboxes, messages",
+        run: pattern_peer::run,
+        longest: 1024,
+        inputs: 400,
     },
     Target {
         name: "pattern_plan",

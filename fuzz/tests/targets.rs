@@ -55,6 +55,7 @@ targets!(
     softnic_inspect,
     pcap_trace,
     http_request,
+    pattern_peer,
     pattern_plan,
     daemon_application,
     daemon_peer,

@@ -110,6 +110,7 @@ pub const ALLOWED: &[(&str, &[&str])] = &[
             "headworks-daemon",
             "headworks",
             "headworks-baselines",
+            "headworks-patterns",
             "headworks-workloads",
         ],
     ),

@@ -1,9 +1,10 @@
 //! Registered memory whose words a program polls and fills one by one, as programs on verbs do.
 
+use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use headworks_ring::view_of;
-use headworks_shm::{Cursor, View};
+use headworks_shm::{Cursor, View, WordsRef};
 use headworks_verbs::{Region, Sge};
 
 /// Bytes of a cache line.
@@ -11,17 +12,31 @@ const LINE: usize = 64;
 /// Upper limit for prefetching a message, in bytes; the same as the ring's.
 const EXPECTED_MAX: usize = 2048;
 
-/// A registered region whose words can be read and written while peers write to it.
+/// A registered region whose words can be read and written while peers write to it. Clones share the region.
+#[derive(Clone)]
 pub struct WordMemory {
-    region: Region,
+    region: Arc<Region>,
+    /// The region's first byte.
+    start: Sge,
     view: View,
+    words: WordsRef,
 }
 
 impl WordMemory {
     /// Wraps all of `region`.
+    ///
+    /// # Panics
+    ///
+    /// If the region does not begin at a multiple of 8.
     pub fn over(region: Region) -> Self {
         let view = view_of(&region, 0);
-        Self { region, view }
+        let words = view.words_ref().expect("regions begin at a multiple of 8");
+        Self {
+            start: region.sge(0, 0),
+            region: Arc::new(region),
+            view,
+            words,
+        }
     }
 
     /// The region.
@@ -36,8 +51,8 @@ impl WordMemory {
     /// If `offset` is out of bounds or not a multiple of 8.
     #[inline(always)]
     pub fn word(&self, offset: usize) -> &AtomicU64 {
-        self.view
-            .atomic_u64(offset)
+        self.words
+            .at(offset)
             .expect("offset must be in bounds and a multiple of 8")
     }
 
@@ -131,9 +146,13 @@ impl WordMemory {
         unsafe { std::slice::from_raw_parts_mut(start, len) }
     }
 
-    /// Returns a scatter/gather entry for `len` bytes at `offset`.
+    /// Returns a scatter/gather entry for `len` bytes at `offset`. The device checks the bounds.
     #[inline(always)]
-    pub(crate) fn sge(&self, offset: usize, len: usize) -> Sge {
-        self.region.sge(offset, len as u32)
+    pub fn sge(&self, offset: usize, len: usize) -> Sge {
+        Sge {
+            addr: self.start.addr + offset as u64,
+            len: len as u32,
+            lkey: self.start.lkey,
+        }
     }
 }

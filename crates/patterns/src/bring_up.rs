@@ -63,7 +63,7 @@ impl PeerBringUps {
         area: impl Fn(usize) -> Area,
     ) -> Result<Self, PatternError> {
         let info = ports.end.device.info().clone();
-        let queue_pairs = ports.end.queue_pairs.iter_mut().enumerate();
+        let queue_pairs = ports.queue_pairs().enumerate();
         let ups = queue_pairs.map(|(peer, qp)| {
             let params = ConnectionParams::default();
             BringUp::start(&info, &mut **qp, params, seed, area(peer).to_bytes())
@@ -89,7 +89,7 @@ impl PeerBringUps {
         peer: usize,
         bytes: &[u8],
     ) -> Result<(), PatternError> {
-        let qp = &mut *ports.end.queue_pairs[peer];
+        let qp = ports.queue_pair(peer);
         let used = self.ups[peer].input(qp, bytes)?;
         match used == bytes.len() {
             true => Ok(()),
@@ -140,10 +140,10 @@ pub fn connect(
         left.end.device.info().clone(),
         right.end.device.info().clone(),
     ];
-    let (ours, theirs) = (&mut left.end.queue_pairs[i], &mut right.end.queue_pairs[j]);
-    let mut one = BringUp::start(&infos[0], &mut **ours, params, 1, Vec::new())?;
-    let mut two = BringUp::start(&infos[1], &mut **theirs, params, 2, Vec::new())?;
-    one.connect_both(&mut **ours, &mut two, &mut **theirs)?;
+    let (ours, theirs) = (left.queue_pair(i), right.queue_pair(j));
+    let mut one = BringUp::start(&infos[0], ours, params, 1, Vec::new())?;
+    let mut two = BringUp::start(&infos[1], theirs, params, 2, Vec::new())?;
+    one.connect_both(ours, &mut two, theirs)?;
     left.set_peer_area(i, right_area);
     right.set_peer_area(j, left_area);
     Ok(())

@@ -18,7 +18,7 @@ use crate::message::{REQUEST, WORD, write_request};
 use crate::ports::{PortSizes, Ports};
 use crate::requester::RequestLoad;
 use crate::topology::Topology;
-use crate::verb::{Arrival, Inbox, Places, Verb};
+use crate::verb::{Arrival, Inbox, Places, Verb, send_from_memory};
 
 /// A dispatcher for requests by `Request`, answered by `Response`. With `INLINE`, requests travel inline. It has as
 /// many workers as the configuration has outstanding requests.
@@ -33,7 +33,7 @@ pub struct Dispatcher<Request: Verb, Response: Verb, const INLINE: bool = true> 
 
 /// A worker of a dispatcher: one requester, with one request outstanding.
 pub struct Worker<Response: Verb, T: Topology> {
-    memory: Arc<WordMemory>,
+    memory: WordMemory,
     config: PatternConfig,
     topology: T,
     slot: u32,
@@ -43,8 +43,8 @@ pub struct Worker<Response: Verb, T: Topology> {
     answered: u64,
     /// Offsets of the worker's mailbox for responses by WRITE, and of its flag.
     mailbox: [usize; 2],
-    /// Offset of the first receive buffer, and the distance to the next.
-    receives: [usize; 2],
+    /// Offset of the first receive buffer, the distance to the next, and their number.
+    receives: [usize; 3],
     response: std::marker::PhantomData<Response>,
 }
 
@@ -107,7 +107,11 @@ impl<Request: Verb, Response: Verb, const INLINE: bool> Dispatcher<Request, Resp
             is_outstanding: false,
             answered: 0,
             mailbox: [self.inbox.at(place), self.inbox.flag_at(place)],
-            receives: [self.inbox.at(0), self.inbox.at(1) - self.inbox.at(0)],
+            receives: [
+                self.inbox.at(0),
+                self.inbox.at(1) - self.inbox.at(0),
+                Response::places(self.lent.len(), self.ports.peers()),
+            ],
             response: std::marker::PhantomData,
         }
     }
@@ -146,9 +150,9 @@ impl<Request: Verb, Response: Verb, const INLINE: bool> Dispatcher<Request, Resp
             let (peer, at) = (word as usize - 1, PatternConfig::request_at(slot));
             // Cleared before the request goes out: once the worker has the response, it hands over its next request.
             self.ports.memory.word(local).store(0, Relaxed);
-            if !Request::send::<INLINE>(&mut self.ports, peer, slot, at, REQUEST)? {
+            if !self.post(peer, slot, at)? {
                 self.ports.poll_sends()?;
-                if !Request::send::<INLINE>(&mut self.ports, peer, slot, at, REQUEST)? {
+                if !self.post(peer, slot, at)? {
                     self.ports.memory.word(local).store(word, Relaxed);
                     continue;
                 }
@@ -156,6 +160,12 @@ impl<Request: Verb, Response: Verb, const INLINE: bool> Dispatcher<Request, Resp
             sent += 1;
         }
         Ok(sent)
+    }
+
+    /// Sends the request at `at`. Returns whether the send queue had room.
+    #[inline(always)]
+    fn post(&mut self, peer: usize, slot: usize, at: usize) -> Result<bool, PatternError> {
+        send_from_memory::<Request, INLINE, REQUEST>(&mut self.ports, peer, slot, at, REQUEST)
     }
 
     /// Hands responses by SEND over to their workers, and frees the places of those that were read.
@@ -247,12 +257,18 @@ impl<Response: Verb, T: Topology> Worker<Response, T> {
             (at, flag)
         } else {
             let word = self.config.local_mailbox(slot) + WORD;
-            match self.memory.word(word).load(Acquire) {
+            let [first, stride, places] = self.receives;
+            match self.memory.word(word).load(Acquire) as usize {
                 0 => return Ok(false),
-                place => (
-                    self.receives[0] + (place as usize - 1) * self.receives[1],
-                    word,
-                ),
+                place if place <= places => (first + (place - 1) * stride, word),
+                // A peer has overwritten the word.
+                place => {
+                    return Err(PatternError::Protocol {
+                        what: "the place of a response",
+                        value: place as u64,
+                        most: places as u64,
+                    });
+                }
             }
         };
         let item = self.memory.word(at).load(Relaxed);
@@ -269,5 +285,64 @@ impl<Response: Verb, T: Topology> Worker<Response, T> {
         self.answered += 1;
         self.is_outstanding = false;
         Ok(true)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::topology::OneResponder;
+    use crate::verb::{InMessage, OwnReceives, Send, Write};
+
+    /// A load of requests whose responses nobody looks at.
+    struct AnyLoad;
+
+    impl RequestLoad for AnyLoad {
+        fn begin(&mut self) -> bool {
+            true
+        }
+
+        fn sent(&mut self, _: usize) {}
+
+        fn received(
+            &mut self,
+            _: usize,
+            _: u64,
+            _: &WordMemory,
+            _: usize,
+        ) -> Result<(), PatternError> {
+            Ok(())
+        }
+    }
+
+    fn with_worker<Response: Verb>() -> (
+        Dispatcher<Write<InMessage>, Response>,
+        Worker<Response, OneResponder>,
+    ) {
+        let folder = tempfile::tempdir().unwrap();
+        let registry = headworks_shm::Registry::open_at(folder.path().join("fabric")).unwrap();
+        let provider = headworks_softnic::SoftProvider::on(registry);
+        let device = headworks_verbs::Provider::open(&provider, &"soft:h1".parse().unwrap());
+        let opened = Dispatcher::open(device.unwrap(), PatternConfig::paper(64), 1);
+        let dispatcher: Dispatcher<_, Response> = opened.unwrap();
+        let mut worker = dispatcher.worker(0, OneResponder);
+        assert!(!worker.step(&mut AnyLoad).unwrap());
+        (dispatcher, worker)
+    }
+
+    #[test]
+    fn words_that_a_peer_has_overwritten_are_refused() {
+        let local = PatternConfig::paper(64).local_mailbox(0);
+        let (mut dispatcher, worker) = with_worker::<Write<InMessage>>();
+        worker.memory.word(local).store(3, Relaxed);
+        let refused = dispatcher.step().unwrap_err().to_string();
+        let says = "the peer of a message is 2, at most 0";
+        assert!(refused.contains(says), "{refused}");
+
+        let (_dispatcher, mut worker) = with_worker::<Send<OwnReceives>>();
+        worker.memory.word(local + WORD).store(u64::MAX, Relaxed);
+        let refused = worker.step(&mut AnyLoad).unwrap_err().to_string();
+        let says = "the place of a response is 18446744073709551615, at most 1";
+        assert!(refused.contains(says), "{refused}");
     }
 }

@@ -16,6 +16,16 @@ pub const WORD: usize = 8;
 /// A flag in the highest byte of the last word of a message: the message's last byte.
 pub const FLAG: u64 = 1 << 56;
 
+/// Returns the request for `item` from `slot`, including the flag.
+#[inline(always)]
+pub fn request_bytes(item: u64, slot: u32) -> [u8; REQUEST] {
+    let mut bytes = [0; REQUEST];
+    bytes[..WORD].copy_from_slice(&item.to_ne_bytes());
+    bytes[WORD..2 * WORD].copy_from_slice(&u64::from(slot).to_ne_bytes());
+    bytes[REQUEST - WORD..].copy_from_slice(&FLAG.to_ne_bytes());
+    bytes
+}
+
 /// Writes the request for `item` from `slot` into the [`REQUEST`] bytes at `at`, including the flag.
 #[inline(always)]
 pub fn write_request(memory: &WordMemory, at: usize, item: u64, slot: u32) {

@@ -6,18 +6,15 @@ use std::sync::Arc;
 use headworks_baselines::{End, EndSizes, WordMemory};
 use headworks_verbs::{
     AllocRequest, Completion, Device, Pages, Payload, PostError, PostErrorKind, QpCaps, QpState,
-    RemoteAddr, SendFlags, SendOp, SendWr, Status,
+    QueuePair, RemoteAddr, SendFlags, SendOp, SendWr, Status,
 };
 
 use crate::bring_up::Area;
 use crate::config::PEERS_MAX;
 use crate::error::PatternError;
-use crate::message::REQUEST;
 
 /// Completions taken per poll of the device.
 const BATCH: usize = 16;
-/// Number of low bits of a send request's `wr_id` that hold the index of its peer. The bits above count requests.
-const PEER_BITS: u32 = PEERS_MAX.trailing_zeros();
 /// Longest payload that is posted inline (section 8).
 pub const INLINE_MAX: usize = 220;
 
@@ -42,13 +39,14 @@ pub struct PortSizes {
     pub huge_pages: bool,
 }
 
-/// One side of a run: its device objects and its peers.
+/// One side of a run: its device objects and its peers. Fields are dropped in declaration order.
 pub struct Ports {
-    pub(crate) end: End,
-    pub(crate) memory: Arc<WordMemory>,
     peers: Vec<Peer>,
-    depth: u64,
-    signal_every: u64,
+    /// The other objects. The queue pairs are in `peers`.
+    pub(crate) end: End,
+    pub(crate) memory: WordMemory,
+    depth: u32,
+    signal_every: u32,
     /// Peers whose send queue owes a flag.
     owing: usize,
     completions: [Completion; BATCH],
@@ -66,19 +64,126 @@ pub(crate) struct Flag {
 }
 
 /// A peer, and the send queue towards it.
-#[derive(Clone, Copy, Debug, Default)]
 struct Peer {
+    qp: Box<dyn QueuePair>,
     /// Where this side's messages go: the area that the peer gave it.
     area: Area,
+    /// Send requests for which the queue has room.
+    room: u32,
+    /// Send requests up to and including the next that is signalled.
+    until_signalled: u32,
     /// The value of the next dense flag of each place, as a bit.
     toggles: u64,
-    /// Send requests posted, and of those completed.
-    posted: u64,
-    completed: u64,
-    /// Requests posted since the last one that is signalled.
-    unsignalled: u64,
     /// A flag that is still to be written behind a message: the send queue had no room for it.
     owed: Option<Flag>,
+}
+
+/// The send queue towards one peer, borrowed for a message.
+pub struct SendQueue<'a> {
+    peer: &'a mut Peer,
+    index: usize,
+    signal_every: u32,
+    owing: &'a mut usize,
+}
+
+impl SendQueue<'_> {
+    /// The area that the peer gave to this side.
+    #[inline(always)]
+    pub(crate) fn area(&self) -> &Area {
+        &self.peer.area
+    }
+
+    /// Posts a request. Returns whether the send queue had room.
+    #[inline(always)]
+    pub(crate) fn post(&mut self, op: SendOp, payload: Payload<'_>) -> Result<bool, PatternError> {
+        let peer = &mut *self.peer;
+        if peer.room == 0 {
+            return Ok(false);
+        }
+        let is_signalled = peer.until_signalled == 1;
+        let request = SendWr {
+            wr_id: self.index as u64,
+            op,
+            payload,
+            flags: match is_signalled {
+                true => SendFlags::SIGNALED,
+                false => SendFlags::NONE,
+            },
+        };
+        match peer.qp.post_send(&[request]) {
+            Ok(()) => {
+                peer.room -= 1;
+                peer.until_signalled = match is_signalled {
+                    true => self.signal_every,
+                    false => peer.until_signalled - 1,
+                };
+                Ok(true)
+            }
+            Err(error) => refused(error),
+        }
+    }
+
+    /// Sends a message by `op`, and then `flag` by WRITE. Returns whether the send queue had room for the message.
+    /// If it had none for the flag, the flag is owed: [`Ports::flush`] posts it.
+    #[inline(always)]
+    pub(crate) fn post_with_flag(
+        &mut self,
+        op: SendOp,
+        payload: Payload<'_>,
+        flag: Flag,
+    ) -> Result<bool, PatternError> {
+        if self.peer.owed.is_some() && !self.post_owed()? {
+            return Ok(false);
+        }
+        if !self.post(op, payload)? {
+            return Ok(false);
+        }
+        if !self.post_flag(flag)? {
+            self.peer.owed = Some(flag);
+            *self.owing += 1;
+        }
+        Ok(true)
+    }
+
+    /// As [`post_with_flag`](Self::post_with_flag), with the dense flag of place `place`: 1 and 0 in turn.
+    #[inline(always)]
+    pub(crate) fn post_with_toggle(
+        &mut self,
+        op: SendOp,
+        payload: Payload<'_>,
+        place: usize,
+    ) -> Result<bool, PatternError> {
+        let flag = Flag {
+            to: self.peer.area.flags.plus(place as u64),
+            word: !self.peer.toggles >> place & 1,
+            len: 1,
+        };
+        let sent = self.post_with_flag(op, payload, flag)?;
+        if sent {
+            self.peer.toggles ^= 1 << place;
+        }
+        Ok(sent)
+    }
+
+    #[inline(always)]
+    fn post_flag(&mut self, flag: Flag) -> Result<bool, PatternError> {
+        let word = flag.word.to_le_bytes();
+        self.post(SendOp::Write(flag.to), Payload::Inline(&word[..flag.len]))
+    }
+
+    /// Posts the flag that is owed. Returns whether there was one, and room for it.
+    #[cold]
+    fn post_owed(&mut self) -> Result<bool, PatternError> {
+        let Some(flag) = self.peer.owed else {
+            return Ok(false);
+        };
+        let posted = self.post_flag(flag)?;
+        if posted {
+            self.peer.owed = None;
+            *self.owing -= 1;
+        }
+        Ok(posted)
+    }
 }
 
 impl Ports {
@@ -123,13 +228,22 @@ impl Ports {
             },
             ..AllocRequest::of(sizes.memory)
         };
-        let memory = Arc::new(end.memory_as(&request)?);
+        let memory = end.memory_as(&request)?;
+        let peers = std::mem::take(&mut end.queue_pairs).into_iter();
+        let peers = peers.map(|qp| Peer {
+            qp,
+            area: Area::default(),
+            room: sizes.send_depth,
+            until_signalled: sizes.signal_every,
+            toggles: 0,
+            owed: None,
+        });
         Ok(Self {
+            peers: peers.collect(),
             end,
             memory,
-            peers: vec![Peer::default(); sizes.peers],
-            depth: sizes.send_depth.into(),
-            signal_every: sizes.signal_every.into(),
+            depth: sizes.send_depth,
+            signal_every: sizes.signal_every,
             owing: 0,
             completions: [Completion::default(); BATCH],
         })
@@ -138,6 +252,22 @@ impl Ports {
     /// Number of peers.
     pub fn peers(&self) -> usize {
         self.peers.len()
+    }
+
+    /// The queue pairs, in the order of the peers.
+    pub(crate) fn queue_pairs(&mut self) -> impl Iterator<Item = &mut Box<dyn QueuePair>> {
+        self.peers.iter_mut().map(|peer| &mut peer.qp)
+    }
+
+    /// The numbers of the queue pairs, in the order of the peers.
+    pub(crate) fn qp_numbers(&self) -> impl Iterator<Item = u32> {
+        self.peers.iter().map(|peer| peer.qp.qpn().raw())
+    }
+
+    /// The queue pair of `peer`.
+    #[inline(always)]
+    pub(crate) fn queue_pair(&mut self, peer: usize) -> &mut dyn QueuePair {
+        &mut *self.peers[peer].qp
     }
 
     /// The area for a peer whose messages go to offset `messages` and whose flags to offset `flags` of this side's
@@ -155,51 +285,24 @@ impl Ports {
         self.peers[peer].area = area;
     }
 
-    /// Sends the `len` bytes at `at` by `op`. Returns whether the send queue had room.
+    /// The send queue towards peer number `index`. Fails if there is none: the number may come from a mailbox that no
+    /// peer has, or from memory that a peer can write to.
     #[inline(always)]
-    pub(crate) fn post<const INLINE: bool>(
-        &mut self,
-        peer: usize,
-        op: SendOp,
-        at: usize,
-        len: usize,
-    ) -> Result<bool, PatternError> {
-        if INLINE {
-            // A request's length is known when this is compiled, so that its copy is a few instructions.
-            if len == REQUEST {
-                let mut copy = [0; REQUEST];
-                self.memory.read(at, &mut copy);
-                return self.post_one(peer, op, Payload::Inline(&copy));
-            }
-            let mut copy = [0; INLINE_MAX];
-            self.memory.read(at, &mut copy[..len]);
-            return self.post_one(peer, op, Payload::Inline(&copy[..len]));
-        }
-        let sges = [self.memory.region().sge(at, len as u32)];
-        self.post_one(peer, op, Payload::Gather(&sges))
-    }
-
-    /// Sends the `len` bytes at `at` by `op`, and then `flag` by WRITE. Returns whether the send queue had
-    /// room for the message. If it had none for the flag, the flag is owed: [`Ports::flush`] posts it.
-    #[inline(always)]
-    pub(crate) fn post_with_flag<const INLINE: bool>(
-        &mut self,
-        peer: usize,
-        op: SendOp,
-        flag: Flag,
-        at: usize,
-        len: usize,
-    ) -> Result<bool, PatternError> {
-        if self.peers[peer].owed.is_some() && !self.post_owed(peer)? {
-            return Ok(false);
-        }
-        if !self.post::<INLINE>(peer, op, at, len)? {
-            return Ok(false);
-        }
-        self.peers[peer].owed = Some(flag);
-        self.owing += 1;
-        self.post_owed(peer)?;
-        Ok(true)
+    pub(crate) fn send_queue(&mut self, index: usize) -> Result<SendQueue<'_>, PatternError> {
+        let most = self.peers.len() as u64 - 1;
+        let Some(peer) = self.peers.get_mut(index) else {
+            return Err(PatternError::Protocol {
+                what: "the peer of a message",
+                value: index as u64,
+                most,
+            });
+        };
+        Ok(SendQueue {
+            peer,
+            index,
+            signal_every: self.signal_every,
+            owing: &mut self.owing,
+        })
     }
 
     /// Posts flags that are owed, as far as there is room.
@@ -214,62 +317,9 @@ impl Ports {
     #[cold]
     fn flush_owed(&mut self) -> Result<(), PatternError> {
         for peer in 0..self.peers.len() {
-            if self.peers[peer].owed.is_some() {
-                self.post_owed(peer)?;
-            }
+            self.send_queue(peer)?.post_owed()?;
         }
         Ok(())
-    }
-
-    #[inline(always)]
-    fn post_owed(&mut self, peer: usize) -> Result<bool, PatternError> {
-        let Some(flag) = self.peers[peer].owed else {
-            return Ok(false);
-        };
-        let word = flag.word.to_le_bytes();
-        let payload = Payload::Inline(&word[..flag.len]);
-        let posted = self.post_one(peer, SendOp::Write(flag.to), payload)?;
-        if posted {
-            self.peers[peer].owed = None;
-            self.owing -= 1;
-        }
-        Ok(posted)
-    }
-
-    /// Posts a request to `peer`. Returns whether the send queue had room.
-    #[inline(always)]
-    fn post_one(
-        &mut self,
-        peer: usize,
-        op: SendOp,
-        payload: Payload<'_>,
-    ) -> Result<bool, PatternError> {
-        let state = &mut self.peers[peer];
-        if state.posted - state.completed == self.depth {
-            return Ok(false);
-        }
-        let is_signalled = state.unsignalled + 1 == self.signal_every;
-        let number = state.posted + 1;
-        let request = SendWr {
-            wr_id: number << PEER_BITS | peer as u64,
-            op,
-            payload,
-            flags: match is_signalled {
-                true => SendFlags::SIGNALED,
-                false => SendFlags::NONE,
-            },
-        };
-        match self.end.queue_pairs[peer].post_send(&[request]) {
-            Ok(()) => {
-                state.posted = number;
-                state.unsignalled = match is_signalled {
-                    true => 0,
-                    false => state.unsignalled + 1,
-                };
-                Ok(true)
-            }
-            Err(error) => refused(error),
-        }
     }
 
     /// Takes completions of send requests, which make room in the send queues. Fails if a request failed.
@@ -281,8 +331,10 @@ impl Ports {
                 if completion.status != Status::Success {
                     return Err(PatternError::Completion(completion.status));
                 }
-                let peer = (completion.wr_id & (PEERS_MAX as u64 - 1)) as usize;
-                self.peers[peer].completed = completion.wr_id >> PEER_BITS;
+                // A completion stands for itself and the unsignalled requests before it.
+                if let Some(peer) = self.peers.get_mut(completion.wr_id as usize) {
+                    peer.room = self.depth.min(peer.room + self.signal_every);
+                }
             }
             if count < BATCH {
                 return Ok(());
@@ -292,29 +344,11 @@ impl Ports {
 
     /// Fails unless all queue pairs still work: a queue pair can stop without a completion.
     pub fn check(&self) -> Result<(), PatternError> {
-        let states = self.end.queue_pairs.iter().map(|qp| qp.state());
+        let states = self.peers.iter().map(|peer| peer.qp.state());
         match states.into_iter().find(|state| *state != QpState::Rts) {
             Some(state) => Err(PatternError::QueuePair(state)),
             None => Ok(()),
         }
-    }
-
-    /// The area that `peer` gave to this side.
-    #[inline(always)]
-    pub(crate) fn peer_area(&self, peer: usize) -> &Area {
-        &self.peers[peer].area
-    }
-
-    /// The value of the next dense flag of place `place` at `peer`: 1 and 0 in turn.
-    #[inline(always)]
-    pub(crate) fn next_toggle(&self, peer: usize, place: usize) -> u64 {
-        !self.peers[peer].toggles >> place & 1
-    }
-
-    /// Records that the next dense flag was sent.
-    #[inline(always)]
-    pub(crate) fn toggle(&mut self, peer: usize, place: usize) {
-        self.peers[peer].toggles ^= 1 << place;
     }
 }
 

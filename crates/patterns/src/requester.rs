@@ -3,15 +3,15 @@
 use std::sync::Arc;
 
 use headworks_baselines::WordMemory;
-use headworks_verbs::Device;
+use headworks_verbs::{Device, Payload};
 
 use crate::bring_up::Area;
-use crate::config::PatternConfig;
+use crate::config::{OUTSTANDING_MAX, PatternConfig};
 use crate::error::PatternError;
-use crate::message::{REQUEST, write_request};
+use crate::message::{REQUEST, request_bytes, write_request};
 use crate::ports::{PortSizes, Ports};
 use crate::topology::Topology;
-use crate::verb::{Inbox, Places, Polled, Verb};
+use crate::verb::{Inbox, Places, Polled, Verb, send_from_memory};
 
 /// Decides when requests begin, and sees each request that goes out and each response that comes in. Load generators
 /// and checkers implement it.
@@ -43,12 +43,13 @@ pub struct Requester<Request: Verb, Response: Verb, T: Topology, const INLINE: b
     inbox: Response::Inbox,
     config: PatternConfig,
     topology: T,
-    /// Slots without an outstanding request.
-    free: Vec<u32>,
-    /// A request that is written and found no room: its slot and responder.
+    /// Slots without an outstanding request, as bits; and the bits of all slots.
+    free: u64,
+    all: u64,
+    /// A request that found no room: its slot and responder.
     waiting: Option<(u32, usize)>,
     /// The item that each slot asked for last.
-    items: Vec<u64>,
+    items: [u64; OUTSTANDING_MAX as usize],
     answered: u64,
     request: std::marker::PhantomData<Request>,
 }
@@ -93,9 +94,10 @@ impl<Request: Verb, Response: Verb, T: Topology, const INLINE: bool>
             inbox,
             config,
             topology,
-            free: (0..config.outstanding).rev().collect(),
+            free: u64::MAX >> (u64::BITS - config.outstanding),
+            all: u64::MAX >> (u64::BITS - config.outstanding),
             waiting: None,
-            items: (0..config.outstanding.into()).collect(),
+            items: std::array::from_fn(|slot| slot as u64),
             answered: 0,
             request: std::marker::PhantomData,
         })
@@ -114,7 +116,7 @@ impl<Request: Verb, Response: Verb, T: Topology, const INLINE: bool>
 
     /// Number of requests without a response.
     pub fn outstanding(&self) -> usize {
-        self.config.outstanding as usize - self.free.len()
+        (self.config.outstanding - self.free.count_ones()) as usize
     }
 
     /// Responses received.
@@ -136,15 +138,21 @@ impl<Request: Verb, Response: Verb, T: Topology, const INLINE: bool>
     #[inline(always)]
     pub fn step(&mut self, load: &mut impl RequestLoad) -> Result<u32, PatternError> {
         let mut received = 0;
-        while !self.is_idle()
-            && let Some(arrival) = self.inbox.next(&mut self.ports)?
+        let (config, items, free) = (&self.config, &self.items, &mut self.free);
+        while *free != self.all
+            && let Some(slot) = self.inbox.take(&mut self.ports, |memory, arrival| {
+                let first = memory.word(arrival.at);
+                let item = first.load(std::sync::atomic::Ordering::Relaxed);
+                let slot = slot_of::<Response>(config, item, arrival.place);
+                let is_expected = items[slot % items.len()] == item && *free >> slot & 1 == 0;
+                if !is_expected {
+                    return Err(unexpected(config, item));
+                }
+                load.received(slot, item, memory, arrival.at)?;
+                Ok(slot)
+            })?
         {
-            let first = self.ports.memory.word(arrival.at);
-            let item = first.load(std::sync::atomic::Ordering::Relaxed);
-            let slot = self.slot_of(item)?;
-            load.received(slot, item, &self.ports.memory, arrival.at)?;
-            self.inbox.release(&mut self.ports, arrival)?;
-            self.free.push(slot as u32);
+            *free |= 1 << slot;
             received += 1;
         }
         self.answered += u64::from(received);
@@ -154,57 +162,76 @@ impl<Request: Verb, Response: Verb, T: Topology, const INLINE: bool>
         Ok(received)
     }
 
-    /// Whether no request is outstanding.
-    #[inline(always)]
-    fn is_idle(&self) -> bool {
-        self.free.len() == self.config.outstanding as usize
-    }
-
-    /// The slot whose request asks for `item`. Fails if none does.
-    #[inline(always)]
-    fn slot_of(&self, item: u64) -> Result<usize, PatternError> {
-        let slot = self.config.slot_of(item);
-        match self.items.get(slot) == Some(&item) {
-            true => Ok(slot),
-            false => Err(PatternError::Protocol {
-                what: "the item of a response",
-                value: item,
-                most: self.config.items - 1,
-            }),
-        }
-    }
-
     #[inline(always)]
     fn send(&mut self, load: &mut impl RequestLoad) -> Result<(), PatternError> {
-        loop {
-            let (slot, peer) = match self.waiting.take() {
-                Some(waiting) => waiting,
-                None if self.free.is_empty() || !load.begin() => return Ok(()),
-                None => {
-                    let slot = self.free.pop().unwrap_or_default();
-                    let item = self.config.next_item(self.items[slot as usize]);
-                    self.items[slot as usize] = item;
-                    let at = PatternConfig::request_at(slot as usize);
-                    write_request(&self.ports.memory, at, item, slot);
-                    (slot, self.topology.next())
-                }
-            };
-            let at = PatternConfig::request_at(slot as usize);
-            let place = slot as usize;
-            if !Request::send::<INLINE>(&mut self.ports, peer, place, at, REQUEST)? {
-                self.ports.poll_sends()?;
-                if !Request::send::<INLINE>(&mut self.ports, peer, place, at, REQUEST)? {
-                    self.waiting = Some((slot, peer));
-                    return Ok(());
-                }
+        if let Some((slot, peer)) = self.waiting {
+            if !self.post(slot, peer)? {
+                return Ok(());
+            }
+            self.waiting = None;
+            load.sent(slot as usize);
+        }
+        while self.free != 0 && load.begin() {
+            let slot = self.free.trailing_zeros();
+            self.free &= self.free - 1;
+            let item = &mut self.items[slot as usize];
+            *item = self.config.next_item(*item);
+            let peer = self.topology.next();
+            if !self.post(slot, peer)? {
+                self.waiting = Some((slot, peer));
+                return Ok(());
             }
             load.sent(slot as usize);
         }
+        Ok(())
+    }
+
+    /// Posts the request of slot `slot` to `peer`. Returns whether the send queue had room.
+    #[inline(always)]
+    fn post(&mut self, slot: u32, peer: usize) -> Result<bool, PatternError> {
+        if self.post_once(slot, peer)? {
+            return Ok(true);
+        }
+        self.ports.poll_sends()?;
+        self.post_once(slot, peer)
+    }
+
+    #[inline(always)]
+    fn post_once(&mut self, slot: u32, peer: usize) -> Result<bool, PatternError> {
+        let (item, place) = (self.items[slot as usize % self.items.len()], slot as usize);
+        if INLINE {
+            let bytes = request_bytes(item, slot);
+            let mut queue = self.ports.send_queue(peer)?;
+            return Request::send(&mut queue, place, REQUEST, Payload::Inline(&bytes));
+        }
+        let at = PatternConfig::request_at(place);
+        write_request(&self.ports.memory, at, item, slot);
+        send_from_memory::<Request, false, 0>(&mut self.ports, peer, place, at, REQUEST)
     }
 
     /// Takes completions of sends, and fails unless all queue pairs work. Call it now and then while no response comes.
     pub fn check(&mut self) -> Result<(), PatternError> {
         self.ports.poll_sends()?;
         self.ports.check()
+    }
+}
+
+/// The slot whose response has place `place` and is `item`.
+#[inline(always)]
+fn slot_of<Response: Verb>(config: &PatternConfig, item: u64, place: usize) -> usize {
+    // Mailboxes belong to slots; a receive takes the response of any slot.
+    match Response::IN_MAILBOX {
+        true => place % OUTSTANDING_MAX as usize,
+        false => config.slot_of(item),
+    }
+}
+
+/// The error of a response that no request asked for.
+#[cold]
+fn unexpected(config: &PatternConfig, item: u64) -> PatternError {
+    PatternError::Protocol {
+        what: "the item of a response",
+        value: item,
+        most: config.items - 1,
     }
 }

@@ -2,51 +2,54 @@
 
 use std::sync::Arc;
 
+use headworks_baselines::WordMemory;
 use headworks_verbs::Device;
 
 use crate::bring_up::Area;
 use crate::config::PatternConfig;
 use crate::error::PatternError;
 use crate::message::{REQUEST, read_request, write_item};
-use crate::ports::{PortSizes, Ports};
-use crate::verb::{Arrival, Inbox, Polled, Verb};
+use crate::ports::{INLINE_MAX, PortSizes, Ports};
+use crate::verb::{Arrival, Inbox, Polled, Verb, send_from_memory};
 
-/// A responder of requests by `Request`, which answers by `Response`. With `INLINE`, responses travel inline.
-pub struct Responder<Request: Verb, Response: Verb, const INLINE: bool = false> {
+/// A responder of requests by `RequestVerb`, which answers by `ResponseVerb`. With `INLINE`, responses travel inline.
+pub struct Responder<RequestVerb: Verb, ResponseVerb: Verb, const INLINE: bool = false> {
     ports: Ports,
-    inbox: Request::Inbox,
+    inbox: RequestVerb::Inbox,
     config: PatternConfig,
     /// Offset of the first item.
     items: usize,
     stride: usize,
-    /// A request that was taken and whose response found no room.
-    waiting: Option<Waiting>,
+    /// A request whose response found no room.
+    waiting: Option<Request>,
     answered: u64,
-    response: std::marker::PhantomData<Response>,
+    response: std::marker::PhantomData<ResponseVerb>,
 }
 
 /// A request to be answered.
 #[derive(Clone, Copy, Debug)]
-struct Waiting {
+struct Request {
     peer: usize,
     slot: usize,
     item: u64,
 }
 
-impl<Request: Verb, Response: Verb, const INLINE: bool> Responder<Request, Response, INLINE> {
+impl<RequestVerb: Verb, ResponseVerb: Verb, const INLINE: bool>
+    Responder<RequestVerb, ResponseVerb, INLINE>
+{
     /// Opens a responder for `requesters` requesters and fills its items.
     pub fn open(
         device: Arc<dyn Device>,
         config: PatternConfig,
         requesters: usize,
     ) -> Result<Self, PatternError> {
-        config.check::<Request, Response>(device.info())?;
+        config.check::<RequestVerb, ResponseVerb>(device.info())?;
         let (stride, items) = (
             config.item_stride(),
-            config.request_area::<Request>(requesters),
+            config.request_area::<RequestVerb>(requesters),
         );
         let (shared_receives, own_receives) =
-            Request::receives(config.outstanding as usize, requesters);
+            RequestVerb::receives(config.outstanding as usize, requesters);
         let ports = Ports::open(
             device,
             &PortSizes {
@@ -65,7 +68,7 @@ impl<Request: Verb, Response: Verb, const INLINE: bool> Responder<Request, Respo
             write_item(&ports.memory, at, item, config.response);
         }
         let places = config.request_places(requesters);
-        let inbox = Request::Inbox::open(&ports, 0, places, REQUEST)?;
+        let inbox = RequestVerb::Inbox::open(&ports, 0, places, REQUEST)?;
         Ok(Self {
             ports,
             inbox,
@@ -87,8 +90,8 @@ impl<Request: Verb, Response: Verb, const INLINE: bool> Responder<Request, Respo
     pub fn request_area(&self, requester: usize) -> Area {
         let places = self.config.request_places(self.ports.peers());
         let first = requester * places.per_peer;
-        let flags = Request::flag(places.total(), first, REQUEST);
-        self.ports.area(first * Request::stride(REQUEST), flags)
+        let flags = RequestVerb::flag(places.total(), first, REQUEST);
+        self.ports.area(first * RequestVerb::stride(REQUEST), flags)
     }
 
     /// Requests answered.
@@ -109,79 +112,145 @@ impl<Request: Verb, Response: Verb, const INLINE: bool> Responder<Request, Respo
     #[inline(always)]
     pub fn step(&mut self, most: u32) -> Result<u32, PatternError> {
         let mut answered = 0;
-        while answered < most {
-            if !self.take_request()? || !self.respond()? {
-                break;
-            }
+        while answered < most && self.answer_next(|_, _| {})? {
             answered += 1;
         }
         Ok(answered)
     }
 
-    /// Takes the next request, if no request waits for its response. Returns whether a request waits now.
+    /// Answers a request, if there is one. Calls `polled` in between, with the loads that it took to look for the
+    /// request, and whether there was one: a caller in virtual time charges its time then. Returns whether a
+    /// response was sent.
     ///
     /// # Errors
     ///
     /// As [`Responder::step`].
     #[inline(always)]
-    pub fn take_request(&mut self) -> Result<bool, PatternError> {
+    pub fn answer_next(&mut self, polled: impl FnOnce(u64, bool)) -> Result<bool, PatternError> {
         self.ports.flush()?;
-        if self.waiting.is_none()
-            && let Some(arrival) = self.inbox.next(&mut self.ports)?
-        {
-            self.waiting = Some(self.take(arrival)?);
+        if let Some(request) = self.waiting {
+            let is_answered = self.answer(request)?;
+            if is_answered {
+                self.waiting = None;
+            }
+            return Ok(is_answered);
         }
-        Ok(self.waiting.is_some())
-    }
-
-    /// Answers the request that was taken. Returns whether the response was sent; if not, the send queue is full.
-    ///
-    /// # Errors
-    ///
-    /// As [`Responder::step`].
-    #[inline(always)]
-    pub fn respond(&mut self) -> Result<bool, PatternError> {
-        let Some(request) = self.waiting else {
+        let before = self.inbox.polled().loads;
+        let config = &self.config;
+        let request = self.inbox.take(&mut self.ports, |memory, arrival| {
+            Request::read(memory, arrival, config)
+        })?;
+        polled(self.inbox.polled().loads - before, request.is_some());
+        let Some(request) = request else {
             return Ok(false);
         };
-        let at = self.items + self.stride * request.item as usize;
-        let (peer, slot, len) = (request.peer, request.slot, self.config.response);
-        if !Response::send::<INLINE>(&mut self.ports, peer, slot, at, len)? {
+        let is_answered = self.answer(request)?;
+        if !is_answered {
+            self.waiting = Some(request);
+        }
+        Ok(is_answered)
+    }
+
+    /// Sends the response to `request`. Returns whether the send queue had room.
+    #[inline(always)]
+    fn answer(&mut self, request: Request) -> Result<bool, PatternError> {
+        if !self.post(request)? {
             self.ports.poll_sends()?;
-            if !Response::send::<INLINE>(&mut self.ports, peer, slot, at, len)? {
+            if !self.post(request)? {
                 return Ok(false);
             }
         }
-        self.waiting = None;
         self.answered += 1;
         Ok(true)
     }
 
-    /// Reads a request, checks its fields, and frees its place.
     #[inline(always)]
-    fn take(&mut self, arrival: Arrival) -> Result<Waiting, PatternError> {
-        let (item, slot) = read_request(&self.ports.memory, arrival.at);
-        self.inbox.release(&mut self.ports, arrival)?;
-        let least = |what, value, most| match value <= most {
-            true => Ok(()),
-            false => Err(PatternError::Protocol { what, value, most }),
-        };
-        least("the item of a request", item, self.config.items - 1)?;
-        least(
-            "the slot of a request",
-            slot,
-            u64::from(self.config.outstanding) - 1,
-        )?;
-        Ok(Waiting {
-            peer: arrival.peer,
-            slot: slot as usize,
-            item,
-        })
+    fn post(&mut self, request: Request) -> Result<bool, PatternError> {
+        let at = self.items + self.stride * request.item as usize;
+        let (peer, slot, len) = (request.peer, request.slot, self.config.response);
+        send_from_memory::<ResponseVerb, INLINE, INLINE_MAX>(&mut self.ports, peer, slot, at, len)
     }
 
     /// Takes completions of sends, and fails unless all queue pairs work. Call it now and then while no request comes.
     pub fn check(&mut self) -> Result<(), PatternError> {
         self.ports.poll_sends()?;
         self.ports.check()
+    }
+}
+
+impl Request {
+    /// Reads the request that arrived, and checks its fields.
+    #[inline(always)]
+    fn read(
+        memory: &WordMemory,
+        arrival: Arrival,
+        config: &PatternConfig,
+    ) -> Result<Self, PatternError> {
+        let (item, slot) = read_request(memory, arrival.at);
+        let below = |what, value, count| match value < count {
+            true => Ok(()),
+            false => Err(PatternError::Protocol {
+                what,
+                value,
+                most: count - 1,
+            }),
+        };
+        below("the item of a request", item, config.items)?;
+        below("the slot of a request", slot, config.outstanding.into())?;
+        Ok(Self {
+            peer: arrival.peer,
+            slot: slot as usize,
+            item,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::Ordering::Relaxed;
+
+    use super::*;
+    use crate::message::{FLAG, WORD};
+    use crate::verb::{DenseWrite, InMessage, SecondWrite, Write};
+
+    /// Opens a responder of one requester and returns it with the offset of the flag of place `place`.
+    fn responder<V: Verb>(
+        config: PatternConfig,
+        place: usize,
+    ) -> (Responder<V, Write<SecondWrite>>, usize) {
+        let folder = tempfile::tempdir().unwrap();
+        let registry = headworks_shm::Registry::open_at(folder.path().join("fabric")).unwrap();
+        let provider = headworks_softnic::SoftProvider::on(registry);
+        let device =
+            headworks_verbs::Provider::open(&provider, &"soft:h1".parse().unwrap()).unwrap();
+        let responder = Responder::<V, _>::open(device, config, 1).unwrap();
+        let flag = responder.inbox.flag_at(place);
+        (responder, flag)
+    }
+
+    #[test]
+    fn a_mailbox_that_no_peer_has_is_refused() {
+        let one = PatternConfig::paper(64);
+        let idle = PatternConfig {
+            idle_mailboxes: 3,
+            ..one
+        };
+        let (mut plain, flag) = responder::<Write<InMessage>>(idle, 2);
+        plain.ports.memory.word(flag).store(FLAG, Relaxed);
+        // The flags of eight mailboxes are a word, which peers can write to.
+        let few = PatternConfig { items: 1, ..one };
+        let (mut dense, flag) = responder::<DenseWrite>(few, 7);
+        dense
+            .ports
+            .memory
+            .word(flag / WORD * WORD)
+            .store(1 << 56, Relaxed);
+        for (refused, says) in [
+            (plain.step(1), "the peer of a message is 2, at most 0"),
+            (dense.step(1), "the mailbox of a message is 7, at most 0"),
+        ] {
+            let error = refused.unwrap_err().to_string();
+            assert!(error.contains(says), "{error}");
+        }
     }
 }

@@ -1,9 +1,10 @@
 //! Sending and receiving a message by WRITE or by SEND: the building blocks of section 4.1.
 
-use headworks_verbs::DeviceInfo;
+use headworks_baselines::WordMemory;
+use headworks_verbs::{DeviceInfo, Payload};
 
 use crate::error::PatternError;
-use crate::ports::Ports;
+use crate::ports::{Ports, SendQueue};
 
 mod dense;
 mod mailbox;
@@ -54,16 +55,39 @@ pub trait Verb: Sized + std::marker::Send + 'static {
         (0, 0)
     }
 
-    /// Sends the `len` bytes at `at` to place `place` of the area that `peer` gave to this side; with `INLINE`
-    /// the payload travels in the request. Returns false if the send queue has no room: poll the sends, and call
-    /// again.
-    fn send<const INLINE: bool>(
-        ports: &mut Ports,
-        peer: usize,
+    /// Sends `payload`, a message of `len` bytes, to place `place` of the area that the peer of `queue` gave to this
+    /// side. Returns false if the send queue has no room: poll the sends, and call again.
+    fn send(
+        queue: &mut SendQueue<'_>,
         place: usize,
-        at: usize,
         len: usize,
+        payload: Payload<'_>,
     ) -> Result<bool, PatternError>;
+}
+
+/// Sends the `len` bytes at `at` by `V` to place `place` at `peer`. With `INLINE` the payload, at most `MAX` bytes,
+/// travels in the request. Returns false if the send queue has no room.
+#[inline(always)]
+pub(crate) fn send_from_memory<V: Verb, const INLINE: bool, const MAX: usize>(
+    ports: &mut Ports,
+    peer: usize,
+    place: usize,
+    at: usize,
+    len: usize,
+) -> Result<bool, PatternError> {
+    if INLINE {
+        let mut copy = [0; MAX];
+        ports.memory.read(at, &mut copy[..len]);
+        let payload = Payload::Inline(&copy[..len]);
+        return V::send(&mut ports.send_queue(peer)?, place, len, payload);
+    }
+    let sges = [ports.memory.sge(at, len)];
+    V::send(
+        &mut ports.send_queue(peer)?,
+        place,
+        len,
+        Payload::Gather(&sges),
+    )
 }
 
 /// A message that arrived.
@@ -125,6 +149,26 @@ pub trait Inbox: std::marker::Send {
     /// asked for.
     fn prepare(&mut self, _ports: &mut Ports) -> Result<(), PatternError> {
         Ok(())
+    }
+
+    /// Takes a message that arrived whole, if there is one: has `read` read it, and frees its place. The work of a
+    /// call is bounded by the number of places.
+    ///
+    /// # Errors
+    ///
+    /// The device failed, the peer broke the protocol, or `read` refused the message.
+    #[inline(always)]
+    fn take<R>(
+        &mut self,
+        ports: &mut Ports,
+        read: impl FnOnce(&WordMemory, Arrival) -> Result<R, PatternError>,
+    ) -> Result<Option<R>, PatternError> {
+        let Some(arrival) = self.next(ports)? else {
+            return Ok(None);
+        };
+        let found = read(&ports.memory, arrival)?;
+        self.release(ports, arrival)?;
+        Ok(Some(found))
     }
 
     /// Returns a message that arrived whole, if there is one. The work of a call is bounded by the number of places.

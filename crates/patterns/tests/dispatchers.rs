@@ -21,6 +21,9 @@ fn run<Request: Verb, Response: Verb>(
     responders: usize,
     count: u64,
 ) {
+    if network.refuses::<Request, Response>(&config) {
+        return;
+    }
     let mut responding: Vec<_> = (0..responders)
         .map(|at| {
             let device = (network.open)(at);
@@ -103,6 +106,18 @@ fn workers_of_a_dispatcher_get_the_responses_to_their_requests() {
             every_pair!(InMessage, &network, config, responders, 100);
         }
     }
+}
+
+#[test]
+fn dispatchers_work_over_rdma_devices() {
+    let Some(network) = Network::rdma() else {
+        return;
+    };
+    let config = PatternConfig {
+        outstanding: 3,
+        ..PatternConfig::paper(512)
+    };
+    every_pair!(SecondWrite, &network, config, 1, 20);
 }
 
 #[test]

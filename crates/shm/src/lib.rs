@@ -56,5 +56,5 @@ pub use registry::{
 pub use segment::{HugePages, PageKind, SegmentError, SegmentRequest, SharedSegment, open_fd_of};
 pub use sender_row::{SenderLife, SenderRow};
 pub use slot_queue::{ShmSafe, SingleConsumer, SingleProducer, SlotError, SlotQueue, SlotQueueRef};
-pub use view::{CursorRef, OutOfBounds, View, WordRef};
+pub use view::{CursorRef, OutOfBounds, View, WordRef, WordsRef};
 pub use wake_pipe::{WakePipe, WakeSender};

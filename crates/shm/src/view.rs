@@ -159,6 +159,16 @@ impl View {
         })
     }
 
+    /// Returns all words of the view, which begins at a multiple of 8, as a pointer that keeps the memory mapped.
+    pub fn words_ref(&self) -> Result<WordsRef, OutOfBounds> {
+        let words = self.words(0, self.len / 8)?;
+        Ok(WordsRef {
+            first: NonNull::from(words).cast(),
+            count: words.len(),
+            view: self.clone(),
+        })
+    }
+
     /// Returns the eight words of the cache line at `offset`, a multiple of 64.
     #[inline(always)]
     pub fn cache_line(&self, offset: usize) -> Result<&[AtomicU64; 8], OutOfBounds> {
@@ -299,6 +309,32 @@ impl Deref for WordRef {
     }
 }
 
+/// Words in shared memory that keep the memory mapped. A look-up checks bounds and alignment by one comparison.
+#[derive(Clone, Debug)]
+pub struct WordsRef {
+    first: NonNull<AtomicU64>,
+    count: usize,
+    #[expect(dead_code, reason = "keeps the memory mapped")]
+    view: View,
+}
+
+// SAFETY: it is a reference to atomics that its own view keeps alive.
+unsafe impl Send for WordsRef {}
+// SAFETY: as above.
+unsafe impl Sync for WordsRef {}
+
+impl WordsRef {
+    /// Returns the word at byte `offset`. `None` if it is out of bounds or not a multiple of 8.
+    #[inline(always)]
+    pub fn at(&self, offset: usize) -> Option<&AtomicU64> {
+        // The three low bits become the highest, so an offset that is no multiple of 8 gives a huge index.
+        let index = offset.rotate_right(3);
+        // SAFETY: `first` was checked when made to be aligned, `count` words from it on are in bounds, and the view
+        // keeps them mapped.
+        (index < self.count).then(|| unsafe { self.first.add(index).as_ref() })
+    }
+}
+
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
@@ -333,6 +369,19 @@ mod tests {
         assert_eq!(view.words(128, 16).map(<[_]>::len), Ok(16));
         assert!(view.words(128, 17).is_err() && view.words(4, 1).is_err());
         assert!(view.words(0, usize::MAX).is_err());
+        let (words, odd) = (
+            view.words_ref().expect("aligned"),
+            view.part(8, 23).expect("fits"),
+        );
+        assert!(words.at(0).is_some() && words.at(248).is_some());
+        for outside in [4, 249, 255, 256, 264, usize::MAX, usize::MAX - 7, 1 << 63] {
+            assert!(words.at(outside).is_none(), "{outside}");
+        }
+        let words = odd.words_ref().expect("aligned");
+        assert!(words.at(8).is_some() && words.at(16).is_none());
+        assert!(view.part(4, 64).expect("fits").words_ref().is_err());
+        let none = view.part(8, 7).expect("fits").words_ref();
+        assert!(none.expect("aligned").at(0).is_none());
         assert!(view.cache_line(192).is_ok());
         assert!(
             view.cache_line(8).is_err()

@@ -209,7 +209,7 @@ constants! {
         "109 cycles of a Xeon within a die (David et al., SOSP 2013, Table 2 †), at 2.1 GHz. The model does not charge it; an actor that stands for two programs with shared memory does";
     scan_ns "cpu.scan" "ns" 0..1000000 [2, 2, 2] "Polling the flag of one mailbox that is empty"
         "About 10 instructions of the loop in `headworks-patterns` (counted by callgrind), two in a cycle, at `cpu.clock`; the line is in the first-level cache. The model does not charge it; an actor that stands for the program does";
-    srq_lock_ns "cpu.srq_lock" "ns" 0..1000000 [0, 141, 141] "The lock of a shared receive queue, each time it is taken: for a completion, and for a receive that is posted"
+    srq_lock_ns "cpu.srq_lock" "ns" 0..1000000 [0, 147, 147] "The lock of a shared receive queue, each time it is taken: for a completion, and for a receive that is posted"
         "Fitted to RDMA Communication Patterns 6: 40 requesters and one responder by SendSend reach 8 GB/s with responses of 4 KiB. cx6: as cx5; cx3: no value. The model does not charge it; an actor that stands for the program does";
     clock_ghz "cpu.clock" "GHz" 0.1..100 [2.1, 3.2, 3.1] "Clock of a core"
         "RaaS Table II (2.1 GHz); the turbo clocks of the Xeon Gold 5120 and 6330 (product pages). At 3.2 GHz the 1,700 and 1,100 cycles of RDMA Communication Patterns 6 are 7.7 and 11.9 GB/s with responses of 4 KiB";

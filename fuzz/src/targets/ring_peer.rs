@@ -19,6 +19,8 @@ pub(super) const GREETING: usize = 63;
 const ADDRESS: usize = 31;
 const CURSOR: usize = 43;
 const ROLE: usize = 2;
+/// Longest message that the hostile end sends, in bytes.
+const LONGEST: usize = 184;
 pub(super) const SENDS: u8 = 1;
 pub(super) const RECEIVES: u8 = 2;
 
@@ -170,7 +172,10 @@ impl Peer {
             send_cq: cq.clone(),
             recv_cq: cq.clone(),
             srq: None,
-            caps: QpCaps::default(),
+            caps: QpCaps {
+                max_inline: LONGEST as u32,
+                ..QpCaps::default()
+            },
             signal_all: true,
         });
         Self {
@@ -280,6 +285,26 @@ impl Peer {
         self.act_at(input, to, 0);
     }
 
+    /// Sends 8 bytes to [`LONGEST`], mostly `len` or 64: the first words and the last byte are nearly valid numbers.
+    pub(super) fn send_message(&mut self, input: &mut Input<'_>, len: usize) {
+        let len = match input.byte() % 16 {
+            0 => 8 * (1 + input.below(23)),
+            1..6 => len,
+            _ => 64,
+        };
+        let mut bytes = [0; LONGEST];
+        for word in bytes[..16].chunks_exact_mut(8) {
+            let number = u64::from(input.byte() % 8);
+            word.copy_from_slice(&input.word(number).to_le_bytes());
+        }
+        bytes[len - 1] = input.byte() % 2;
+        let op = match input.byte() % 4 {
+            0 => SendOp::Write(self.theirs.plus(64 * input.below(8) as u64)),
+            _ => SendOp::Send,
+        };
+        self.post(op, &bytes[..len]);
+    }
+
     fn act_at(&mut self, input: &mut Input<'_>, to: RemoteAddr, number: usize) {
         let word = match input.byte() % 4 {
             // Numbers of slots, or a slot's header: lap, kind, length.
@@ -302,10 +327,14 @@ impl Peer {
             }
         };
         let bytes = word.to_le_bytes();
+        self.post(op, if word % 7 == 6 { &[] } else { &bytes });
+    }
+
+    fn post(&mut self, op: SendOp, bytes: &[u8]) {
         let wr = SendWr {
             wr_id: 1,
             op,
-            payload: Payload::Inline(if word % 7 == 6 { &[] } else { &bytes }),
+            payload: Payload::Inline(bytes),
             flags: SendFlags::SOLICITED,
         };
         let _ = self.qp.post_send(&[wr]);

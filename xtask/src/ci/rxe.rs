@@ -19,6 +19,10 @@ const GUEST_JOBS: &[GuestJob] = &[
     // Cursors and laps that are polled in memory.
     test("ring", "rings", POLLED, NOT_SOFT),
     test("baselines", "paper_baselines", POLLED, NOT_SOFT),
+    // Designs that rely on more than rxe declares are refused; then all of them.
+    test("patterns", "designs", AS_DECLARED, "rdma_devices"),
+    test("patterns", "designs", POLLED, "rdma_devices"),
+    test("patterns", "dispatchers", POLLED, "rdma_devices"),
     test("headworks", "pipe", AS_DECLARED, ""),
     test("headworks", "rdma", AS_DECLARED, "--test-threads=1"),
     test(
@@ -200,6 +204,8 @@ mod tests {
             suite("differential-99", "/w/crates/conformance"),
             suite("rings-44", "/w/crates/ring"),
             suite("paper_baselines-55", "/w/crates/baselines"),
+            suite("designs-67", "/w/crates/patterns"),
+            suite("dispatchers-69", "/w/crates/patterns"),
             suite("pipe-66", "/w/crates/headworks"),
             suite("rdma-88", "/w/crates/headworks"),
             suite("command-77", "/w/crates/cli"),

@@ -7,14 +7,14 @@
 
 use std::sync::atomic::Ordering::Acquire;
 
-use headworks_verbs::{DeviceInfo, SendOp};
+use headworks_verbs::{DeviceInfo, Payload, SendOp};
 
 use super::mailbox::check_order;
 use super::{Arrival, Inbox, Places, Polled, Verb};
 use crate::config::stride;
 use crate::error::PatternError;
 use crate::message::WORD;
-use crate::ports::{Flag, Ports};
+use crate::ports::{Ports, SendQueue};
 
 /// Lowest bit of each byte of a word.
 const LOW_BITS: u64 = 0x0101_0101_0101_0101;
@@ -47,25 +47,14 @@ impl Verb for DenseWrite {
     }
 
     #[inline(always)]
-    fn send<const INLINE: bool>(
-        ports: &mut Ports,
-        peer: usize,
+    fn send(
+        queue: &mut SendQueue<'_>,
         place: usize,
-        at: usize,
         len: usize,
+        payload: Payload<'_>,
     ) -> Result<bool, PatternError> {
-        let area = ports.peer_area(peer);
-        let mailbox = area.messages.plus((place * stride(len)) as u64);
-        let flag = Flag {
-            to: area.flags.plus(place as u64),
-            word: ports.next_toggle(peer, place),
-            len: 1,
-        };
-        let sent = ports.post_with_flag::<INLINE>(peer, SendOp::Write(mailbox), flag, at, len)?;
-        if sent {
-            ports.toggle(peer, place);
-        }
-        Ok(sent)
+        let mailbox = queue.area().messages.plus((place * stride(len)) as u64);
+        queue.post_with_toggle(SendOp::Write(mailbox), payload, place)
     }
 }
 
@@ -76,6 +65,7 @@ pub struct DenseMailboxes {
     /// Offset of the first flag.
     flags: usize,
     len: usize,
+    places: usize,
     per_peer: usize,
     /// The flags as they were seen last, eight in a word.
     seen: Vec<u64>,
@@ -93,6 +83,7 @@ impl Inbox for DenseMailboxes {
             base,
             flags: base + DenseWrite::flag(places.total(), 0, len),
             len,
+            places: places.total(),
             per_peer: places.per_peer,
             seen: vec![0; places.total().div_ceil(WORD)],
             next: 0,
@@ -117,6 +108,14 @@ impl Inbox for DenseMailboxes {
             return Ok(None);
         }
         let place = self.changed_word * WORD + self.changed.trailing_zeros() as usize / 8;
+        if place >= self.places {
+            // A flag behind the last, in the same word.
+            return Err(PatternError::Protocol {
+                what: "the mailbox of a message",
+                value: place as u64,
+                most: self.places as u64 - 1,
+            });
+        }
         self.changed &= self.changed - 1;
         self.polled.found += 1;
         Ok(Some(Arrival {

@@ -1,15 +1,18 @@
 //! WRITE into a mailbox: a place in the receiver's memory for one sender, whose flag the receiver polls.
 
 use std::marker::PhantomData;
+use std::num::NonZero;
+use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Release};
 
-use headworks_verbs::{DeviceInfo, RemoteAddr, SendOp};
+use headworks_baselines::WordMemory;
+use headworks_verbs::{DeviceInfo, Payload, RemoteAddr, SendOp};
 
 use super::{Arrival, Inbox, Places, Polled, Verb};
 use crate::config::stride;
 use crate::error::PatternError;
 use crate::message::{FLAG, WORD};
-use crate::ports::{Flag, Ports};
+use crate::ports::{Flag, Ports, SendQueue};
 
 /// Position of a mailbox's flag, and the way in which it is written.
 pub trait FlagPlacement: Send + 'static {
@@ -23,12 +26,11 @@ pub trait FlagPlacement: Send + 'static {
     fn check(device: &DeviceInfo, len: usize) -> Result<(), PatternError>;
 
     /// Sends the message and its flag. Returns false if there was no room for the message.
-    fn send<const INLINE: bool>(
-        ports: &mut Ports,
-        peer: usize,
+    fn send(
+        queue: &mut SendQueue<'_>,
         mailbox: RemoteAddr,
-        at: usize,
         len: usize,
+        payload: Payload<'_>,
     ) -> Result<bool, PatternError>;
 }
 
@@ -61,14 +63,13 @@ impl FlagPlacement for InMessage {
     }
 
     #[inline(always)]
-    fn send<const INLINE: bool>(
-        ports: &mut Ports,
-        peer: usize,
+    fn send(
+        queue: &mut SendQueue<'_>,
         mailbox: RemoteAddr,
-        at: usize,
-        len: usize,
+        _: usize,
+        payload: Payload<'_>,
     ) -> Result<bool, PatternError> {
-        ports.post::<INLINE>(peer, SendOp::Write(mailbox), at, len)
+        queue.post(SendOp::Write(mailbox), payload)
     }
 }
 
@@ -105,19 +106,18 @@ impl FlagPlacement for SecondWrite {
     }
 
     #[inline(always)]
-    fn send<const INLINE: bool>(
-        ports: &mut Ports,
-        peer: usize,
+    fn send(
+        queue: &mut SendQueue<'_>,
         mailbox: RemoteAddr,
-        at: usize,
         len: usize,
+        payload: Payload<'_>,
     ) -> Result<bool, PatternError> {
         let flag = Flag {
             to: mailbox.plus(Self::word(len) as u64),
             word: FLAG,
             len: WORD,
         };
-        ports.post_with_flag::<INLINE>(peer, SendOp::Write(mailbox), flag, at, len)
+        queue.post_with_flag(SendOp::Write(mailbox), payload, flag)
     }
 }
 
@@ -140,16 +140,19 @@ impl<F: FlagPlacement> Verb for Write<F> {
     }
 
     #[inline(always)]
-    fn send<const INLINE: bool>(
-        ports: &mut Ports,
-        peer: usize,
+    fn send(
+        queue: &mut SendQueue<'_>,
         place: usize,
-        at: usize,
         len: usize,
+        payload: Payload<'_>,
     ) -> Result<bool, PatternError> {
-        let area = ports.peer_area(peer).messages;
-        let mailbox = area.plus((place * F::stride(len)) as u64);
-        F::send::<INLINE>(ports, peer, mailbox, at, len)
+        let area = queue.area().messages;
+        F::send(
+            queue,
+            area.plus((place * F::stride(len)) as u64),
+            len,
+            payload,
+        )
     }
 }
 
@@ -158,13 +161,15 @@ impl<F: FlagPlacement> Verb for Write<F> {
 pub struct Mailboxes<F> {
     base: usize,
     places: usize,
-    per_peer: usize,
+    per_peer: NonZero<usize>,
     /// Offset of the flag in a mailbox, and the distance to the next mailbox.
     flag_offset: usize,
     stride: usize,
     /// The mailbox that is polled next.
     next: usize,
-    polled: Polled,
+    /// Mailboxes polled that were empty, and that were full.
+    empty: u64,
+    found: u64,
     flag: PhantomData<F>,
 }
 
@@ -173,11 +178,12 @@ impl<F: FlagPlacement> Inbox for Mailboxes<F> {
         Ok(Self {
             base,
             places: places.total(),
-            per_peer: places.per_peer,
+            per_peer: NonZero::new(places.per_peer).unwrap_or(NonZero::<usize>::MIN),
             flag_offset: F::word(len),
             stride: F::stride(len),
             next: 0,
-            polled: Polled::default(),
+            empty: 0,
+            found: 0,
             flag: PhantomData,
         })
     }
@@ -193,58 +199,91 @@ impl<F: FlagPlacement> Inbox for Mailboxes<F> {
     }
 
     #[inline(always)]
+    fn take<R>(
+        &mut self,
+        ports: &mut Ports,
+        read: impl FnOnce(&WordMemory, Arrival) -> Result<R, PatternError>,
+    ) -> Result<Option<R>, PatternError> {
+        let Some((arrival, flag)) = self.poll(&ports.memory) else {
+            return Ok(None);
+        };
+        let found = read(&ports.memory, arrival)?;
+        clear(flag);
+        Ok(Some(found))
+    }
+
+    #[inline(always)]
     fn next(&mut self, ports: &mut Ports) -> Result<Option<Arrival>, PatternError> {
-        let (mut place, mut polled) = (self.next, 0);
-        while polled < self.places {
-            polled += 1;
-            // Acquire: the message is read after its flag.
-            let flag = ports.memory.word(self.flag_at(place)).load(Acquire);
-            let found = place;
-            place += 1;
-            if place == self.places {
-                place = 0;
-            }
-            if flag >> 56 != 0 {
-                self.next = place;
-                self.count(polled, 1);
-                let peer = match self.per_peer {
-                    1 => found,
-                    places => found / places,
-                };
-                let at = self.at(found);
-                return Ok(Some(Arrival {
-                    peer,
-                    place: found,
-                    at,
-                }));
-            }
-        }
-        self.count(polled, 0);
-        Ok(None)
+        Ok(self.poll(&ports.memory).map(|(arrival, _)| arrival))
     }
 
     #[inline(always)]
     fn release(&mut self, ports: &mut Ports, arrival: Arrival) -> Result<(), PatternError> {
-        // Release: the message was read before its flag is cleared. The sender uses the mailbox again when it
-        // has the response, or, of responses, when its next request has gone out.
-        ports
-            .memory
-            .word(arrival.at + self.flag_offset)
-            .store(0, Release);
+        clear(ports.memory.word(arrival.at + self.flag_offset));
         Ok(())
     }
 
     fn polled(&self) -> Polled {
-        self.polled
+        let polled = self.empty + self.found;
+        Polled {
+            places: polled,
+            found: self.found,
+            loads: polled,
+        }
     }
 }
 
 impl<F> Mailboxes<F> {
-    /// Counts mailboxes that were polled, and the message that was found.
+    /// Polls each mailbox at most once. Returns a message that arrived, and its flag.
     #[inline(always)]
-    fn count(&mut self, places: usize, found: u64) {
-        self.polled.places += places as u64;
-        self.polled.loads += places as u64;
-        self.polled.found += found;
+    fn poll<'a>(&mut self, memory: &'a WordMemory) -> Option<(Arrival, &'a AtomicU64)> {
+        let mut place = self.next;
+        let mut at = self.base + place * self.stride;
+        let mut flag = memory.word(at + self.flag_offset);
+        // Acquire: the message is read after its flag.
+        if flag.load(Acquire) >> 56 == 0 {
+            place = self.scan(memory)?;
+            at = self.base + place * self.stride;
+            flag = memory.word(at + self.flag_offset);
+        }
+        self.next = match place + 1 == self.places {
+            true => 0,
+            false => place + 1,
+        };
+        self.found += 1;
+        let peer = match self.per_peer {
+            NonZero::<usize>::MIN => place,
+            places => place / places,
+        };
+        Some((Arrival { peer, place, at }, flag))
     }
+
+    /// Polls the mailboxes behind `next`, which is empty, and then those before it. Returns the place of a message that
+    /// arrived.
+    #[inline(never)]
+    fn scan(&mut self, memory: &WordMemory) -> Option<usize> {
+        let first = self.base + self.flag_offset;
+        let next = self.next;
+        self.empty += 1;
+        for places in [next + 1..self.places, 0..next] {
+            let mut flag = first + places.start * self.stride;
+            for place in places.clone() {
+                if memory.word(flag).load(Acquire) >> 56 != 0 {
+                    self.empty += (place - places.start) as u64;
+                    return Some(place);
+                }
+                flag += self.stride;
+            }
+            self.empty += places.len() as u64;
+        }
+        None
+    }
+}
+
+/// Frees a mailbox.
+#[inline(always)]
+fn clear(flag: &AtomicU64) {
+    // Release: the message was read before its flag is cleared. The sender uses the mailbox again when it has the
+    // response, or, of responses, when its next request has gone out.
+    flag.store(0, Release);
 }

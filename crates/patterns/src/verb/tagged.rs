@@ -3,12 +3,14 @@
 
 use std::marker::PhantomData;
 
-use headworks_verbs::{Completion, DeviceInfo, PostError, PostErrorKind, RecvWr, SendOp, Status};
+use headworks_verbs::{
+    Completion, DeviceInfo, Payload, PostError, PostErrorKind, RecvWr, SendOp, Status,
+};
 
 use super::{Arrival, Inbox, Places, Polled, Verb};
 use crate::config::stride;
 use crate::error::PatternError;
-use crate::ports::Ports;
+use crate::ports::{Ports, SendQueue};
 
 /// Completions taken per poll of the device.
 const BATCH: usize = 16;
@@ -49,7 +51,9 @@ impl ReceiveQueue for OwnReceives {
 
     #[inline(always)]
     fn post(ports: &mut Ports, peer: usize, receive: &RecvWr<'_>) -> Result<(), PostError> {
-        ports.end.queue_pairs[peer].post_recv(std::slice::from_ref(receive))
+        ports
+            .queue_pair(peer)
+            .post_recv(std::slice::from_ref(receive))
     }
 }
 
@@ -81,14 +85,13 @@ impl<Q: ReceiveQueue> Verb for Send<Q> {
     }
 
     #[inline(always)]
-    fn send<const INLINE: bool>(
-        ports: &mut Ports,
-        peer: usize,
+    fn send(
+        queue: &mut SendQueue<'_>,
         _: usize,
-        at: usize,
-        len: usize,
+        _: usize,
+        payload: Payload<'_>,
     ) -> Result<bool, PatternError> {
-        ports.post::<INLINE>(peer, SendOp::Send, at, len)
+        queue.post(SendOp::Send, payload)
     }
 }
 
@@ -111,16 +114,15 @@ pub struct TaggedReceives<Q> {
 }
 
 impl<Q: ReceiveQueue> TaggedReceives<Q> {
-    /// Posts the receive of buffer `place`.
+    /// Posts the receive of buffer `place`, which belongs to `peer`.
     #[inline(always)]
-    fn post(&mut self, ports: &mut Ports, place: usize) -> Result<(), PatternError> {
-        let at = self.at(place);
-        let sges = [ports.memory.region().sge(at, self.len as u32)];
+    fn post(&mut self, ports: &mut Ports, peer: usize, place: usize) -> Result<(), PatternError> {
+        let sges = [ports.memory.sge(self.at(place), self.len)];
         let receive = RecvWr {
             wr_id: place as u64,
             sges: &sges,
         };
-        match Q::post(ports, place / self.per_peer, &receive) {
+        match Q::post(ports, peer, &receive) {
             Ok(()) => Ok(()),
             Err(error) if error.kind == PostErrorKind::QueueFull => {
                 self.owed.push(place);
@@ -133,7 +135,7 @@ impl<Q: ReceiveQueue> TaggedReceives<Q> {
     #[cold]
     fn post_owed(&mut self, ports: &mut Ports) -> Result<(), PatternError> {
         for place in std::mem::take(&mut self.owed) {
-            self.post(ports, place)?;
+            self.post(ports, place / self.per_peer, place)?;
         }
         Ok(())
     }
@@ -141,12 +143,7 @@ impl<Q: ReceiveQueue> TaggedReceives<Q> {
 
 impl<Q: ReceiveQueue> Inbox for TaggedReceives<Q> {
     fn open(ports: &Ports, base: usize, places: Places, len: usize) -> Result<Self, PatternError> {
-        let numbers: Vec<u32> = ports
-            .end
-            .queue_pairs
-            .iter()
-            .map(|qp| qp.qpn().raw())
-            .collect();
+        let numbers: Vec<u32> = ports.qp_numbers().collect();
         // The smallest mask under which no two queue pairs share an entry: a look-up needs no search.
         let distinct = |mask: u32| {
             let mut seen = std::collections::HashSet::new();
@@ -229,7 +226,7 @@ impl<Q: ReceiveQueue> Inbox for TaggedReceives<Q> {
 
     #[inline(always)]
     fn release(&mut self, ports: &mut Ports, arrival: Arrival) -> Result<(), PatternError> {
-        self.post(ports, arrival.place)
+        self.post(ports, arrival.peer, arrival.place)
     }
 
     fn polled(&self) -> Polled {

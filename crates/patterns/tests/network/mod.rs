@@ -3,8 +3,11 @@
 use std::sync::Arc;
 
 use headworks_baselines::WordMemory;
+use headworks_ibverbs::IbvProvider;
 use headworks_patterns::message::first_wrong_byte;
+use headworks_patterns::verb::Verb;
 use headworks_patterns::{PatternConfig, PatternError, RequestLoad};
+use headworks_runtime::testing;
 use headworks_shm::Registry;
 use headworks_simnic::SimProvider;
 use headworks_softnic::SoftProvider;
@@ -12,6 +15,8 @@ use headworks_verbs::{Device, Duration, Provider};
 
 /// Hosts of a network.
 pub(crate) struct Network {
+    /// Whether every device promises what every design relies on. Elsewhere designs may be refused.
+    promises_all: bool,
     pub(crate) open: Box<dyn Fn(usize) -> Arc<dyn Device>>,
     /// Lets virtual time pass.
     #[allow(dead_code, reason = "one of the test programs uses it")]
@@ -29,6 +34,7 @@ impl Network {
             provider.open(&name.parse().unwrap()).unwrap()
         };
         Self {
+            promises_all: true,
             open: Box::new(open),
             advance: Box::new(|| {}),
             _folder: Some(folder),
@@ -44,11 +50,44 @@ impl Network {
             provider.open(&name.parse().unwrap()).unwrap()
         };
         Self {
+            promises_all: true,
             open: Box::new(open),
             advance: Box::new(move || {
                 network.advance(Duration::from_nanos(200));
             }),
             _folder: None,
+        }
+    }
+
+    /// Two RDMA devices of this machine, which the hosts use in turn. `None` if there is none: the reason is printed.
+    pub(crate) fn rdma() -> Option<Self> {
+        let provider = IbvProvider::new();
+        let names = testing::devices_or(|| {
+            let listed = provider.devices().map_err(|error| error.to_string())?;
+            Ok(listed.iter().map(|info| info.name.to_string()).collect())
+        })?;
+        let open = move |host: usize| {
+            let name = &names[host % names.len()];
+            let opened = provider.open(&name.parse().unwrap());
+            opened.unwrap_or_else(|error| panic!("{name}: {error}"))
+        };
+        Some(Self {
+            promises_all: false,
+            open: Box::new(open),
+            advance: Box::new(|| {}),
+            _folder: None,
+        })
+    }
+
+    /// Whether a design may be refused, and says so, because the devices do not promise what it relies on.
+    pub(crate) fn refuses<Request: Verb, Response: Verb>(&self, config: &PatternConfig) -> bool {
+        let info = (self.open)(0).info().clone();
+        match config.check::<Request, Response>(&info) {
+            Err(error @ PatternError::Promise { .. }) if !self.promises_all => {
+                println!("refused: {error}");
+                true
+            }
+            _ => false,
         }
     }
 }

@@ -10,7 +10,7 @@ use headworks::verbs::{
 };
 use headworks_baselines::{End, EndSizes, WordMemory};
 use headworks_net::clock;
-use headworks_patterns::message::{FLAG, REQUEST, WORD, write_item};
+use headworks_patterns::message::{REQUEST, WORD, request_bytes, write_item};
 
 use super::design::{Design, MessageVerb};
 use crate::error::{Result, WorkloadError};
@@ -97,7 +97,7 @@ impl Side {
     /// Posts the receive of `len` bytes at `at_byte`.
     #[inline(always)]
     fn post_receive(&mut self, at_byte: usize, len: usize) -> Result<()> {
-        let sges = [self.memory.region().sge(at_byte, len as u32)];
+        let sges = [self.memory.sge(at_byte, len)];
         let receive = RecvWr {
             wr_id: 0,
             sges: &sges,
@@ -253,16 +253,12 @@ impl Sides {
             }
         }
         self.round += 1;
-        side.memory.word(0).store(self.round % ITEMS, Relaxed);
-        side.memory.word(WORD).store(0, Relaxed);
-        side.memory.word(REQUEST - WORD).store(FLAG, Relaxed);
-        let mut copy = [0; REQUEST];
-        side.memory.read(0, &mut copy);
+        let request = request_bytes(self.round % ITEMS, 0);
         let op = match REQUEST_BY_WRITE {
             true => SendOp::Write(side.to),
             false => SendOp::Send,
         };
-        side.post(op, Payload::Inline(&copy))?;
+        side.post(op, Payload::Inline(&request))?;
         self.is_outstanding = true;
         Ok(())
     }
@@ -290,7 +286,7 @@ impl Sides {
             return Err(WorkloadError("a request is wrong".into()));
         }
         let place = self.items + self.response.next_multiple_of(64) * item as usize;
-        let sges = [side.memory.region().sge(place, self.response as u32)];
+        let sges = [side.memory.sge(place, self.response)];
         let op = match RESPONSE_BY_WRITE {
             true => SendOp::Write(side.to),
             false => SendOp::Send,

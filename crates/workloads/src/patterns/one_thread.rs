@@ -21,7 +21,7 @@ pub struct OneThread {
 
 /// A set of ends of any design.
 trait TakeTurns {
-    fn run(&mut self, count: u64) -> Result<(), PatternError>;
+    fn run(&mut self, count: u64) -> Result<(), Box<PatternError>>;
 }
 
 impl OneThread {
@@ -44,7 +44,7 @@ impl OneThread {
     /// A request failed, or a response was wrong.
     pub fn run(&mut self, count: u64, requesters: usize) -> Result<f64> {
         let began: Instant = clock::now();
-        self.turns.run(count)?;
+        self.turns.run(count).map_err(|why| *why)?;
         let nanos = clock::now().since(began).nanos();
         Ok(nanos as f64 / (count * requesters as u64) as f64)
     }
@@ -77,6 +77,8 @@ impl WithVerbs for Open<'_> {
             )?;
             requesters.push(requester);
         }
+        // Its receives are posted before the first request comes.
+        responder.answer_next(|_, _| {})?;
         Ok(Box::new(Ends {
             requesters,
             responder,
@@ -89,15 +91,20 @@ struct Ends<Request: Verb, Response: Verb, const INLINE: bool> {
     responder: Responder<Request, Response>,
 }
 
+/// The outcome of a turn. A thin error keeps it in a register.
+type Turn = Result<(), Box<PatternError>>;
+
 /// A number of requests, of which nothing is measured.
 struct Countdown(u64);
 
 impl RequestLoad for Countdown {
     #[inline(always)]
     fn begin(&mut self) -> bool {
-        let begins = self.0 > 0;
-        self.0 -= u64::from(begins);
-        begins
+        if self.0 == 0 {
+            return false;
+        }
+        self.0 -= 1;
+        true
     }
 
     #[inline(always)]
@@ -112,38 +119,43 @@ impl RequestLoad for Countdown {
 impl<Request: Verb, Response: Verb, const INLINE: bool> Ends<Request, Response, INLINE> {
     /// The turn of one requester. Instruction counts find it by its name.
     #[inline(never)]
-    fn requester_turn(&mut self, at: usize, load: &mut Countdown) -> Result<u32, PatternError> {
-        self.requesters[at].step(load)
+    fn requester_turn(&mut self, at: usize, load: &mut Countdown) -> Turn {
+        self.requesters[at].step(load)?;
+        Ok(())
     }
 
-    /// The turn of the responder. Instruction counts find it by its name.
+    /// The turn of the responder, in which it answers one request. Instruction counts find it by its name.
     #[inline(never)]
-    fn responder_turn(&mut self) -> Result<u32, PatternError> {
-        let most = self.requesters.len() as u32;
-        self.responder.step(most)
+    fn responder_turn(&mut self) -> Turn {
+        self.responder.answer_next(|_, _| {})?;
+        Ok(())
     }
 }
 
 impl<Request: Verb, Response: Verb, const INLINE: bool> TakeTurns
     for Ends<Request, Response, INLINE>
 {
-    fn run(&mut self, count: u64) -> Result<(), PatternError> {
+    fn run(&mut self, count: u64) -> Result<(), Box<PatternError>> {
         let mut loads: Vec<_> = self.requesters.iter().map(|_| Countdown(count)).collect();
         let before = self.responder.answered();
         let all = before + count * self.requesters.len() as u64;
-        let mut idle = 0u32;
+        let (mut last, mut idle) = (before, 0u32);
         while self.responder.answered() < all
             || self.requesters.iter().any(|one| one.outstanding() > 0)
         {
-            let mut progress = 0;
             for (at, load) in loads.iter_mut().enumerate() {
-                progress += self.requester_turn(at, load)?;
+                self.requester_turn(at, load)?;
             }
-            progress += self.responder_turn()?;
-            idle = if progress > 0 { 0 } else { idle + 1 };
+            for _ in 0..self.requesters.len() {
+                self.responder_turn()?;
+            }
+            let answered = self.responder.answered();
+            idle = if answered > last { 0 } else { idle + 1 };
+            last = answered;
             if idle % 1024 == 1023 {
                 self.responder.check()?;
-                self.requesters.iter_mut().try_for_each(Requester::check)?;
+                let mut requesters = self.requesters.iter_mut();
+                requesters.try_for_each(Requester::check)?;
             }
         }
         Ok(())

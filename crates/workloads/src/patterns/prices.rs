@@ -10,10 +10,10 @@ use headworks::verbs::Duration;
 /// Instructions that a processor retires in a cycle in these loops. Assumed: they are loads and stores that hit the
 /// first-level cache, and well-predicted branches.
 const INSTRUCTIONS_PER_CYCLE: f64 = 2.0;
-/// Instructions of a requester for each request, outside of the device: by WriteWrite with responses of 64 B.
-const REQUEST_INSTRUCTIONS: f64 = 320.0;
-/// Instructions of a responder for each request, outside of the device: by WriteWrite with responses of 64 B.
-const RESPOND_INSTRUCTIONS: f64 = 225.0;
+/// Instructions of a requester for each request, in this crate and in copies: by WriteWrite with responses of 64 B.
+const REQUEST_INSTRUCTIONS: f64 = 160.0;
+/// Instructions of a responder for each request, in this crate and in copies: by WriteWrite with responses of 64 B.
+const RESPOND_INSTRUCTIONS: f64 = 123.0;
 
 /// Prices of a requester's and a responder's own work.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -94,10 +94,10 @@ impl<Request: Verb, Response: Verb, const INLINE: bool> Actor
         }
         let mut progress = 0;
         for _ in 0..self.phases.burst {
-            let before = self.responder.polled().loads;
-            let is_taken = self.responder.take_request()?;
-            if let Some(prices) = &self.phases.prices {
-                let loads = self.responder.polled().loads - before;
+            let is_answered = self.responder.answer_next(|loads, is_taken| {
+                let Some(prices) = &self.phases.prices else {
+                    return;
+                };
                 match (Request::IN_MAILBOX, is_taken) {
                     (true, _) => cx.charge(prices.scan(loads)),
                     // The completion of a receive, and the receive that is posted again.
@@ -107,10 +107,8 @@ impl<Request: Verb, Response: Verb, const INLINE: bool> Actor
                 if is_taken {
                     cx.charge(prices.message + prices.respond);
                 }
-            }
-            if is_taken {
-                progress += u32::from(self.responder.respond()?);
-            }
+            })?;
+            progress += u32::from(is_answered);
         }
         if self.phases.is_check_due(progress) {
             self.responder.check()?;
