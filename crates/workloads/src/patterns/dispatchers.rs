@@ -164,10 +164,10 @@ impl<Request: Verb, Response: Verb, const INLINE: bool> Actor
             ..Counts::default()
         };
         if !self.phases.look(counts, None, cx)? {
-            return Ok(self.phases.next(0, None));
+            return Ok(self.phases.rest());
         }
         if self.phases.is_ending() {
-            return Ok(Step::Done);
+            return self.phases.finish(cx);
         }
         let mut progress = 0;
         for _ in 0..self.phases.burst {
@@ -245,7 +245,7 @@ impl Actor for WorkingActor {
             ..Counts::default()
         };
         if !self.phases.look(counts, Some(&self.latencies), cx)? {
-            return Ok(self.phases.next(0, None));
+            return Ok(self.phases.rest());
         }
         let mut progress = 0;
         for _ in 0..self.phases.burst {
@@ -265,7 +265,7 @@ impl Actor for WorkingActor {
             progress += taken + u32::from(is_handed_over);
         }
         if self.phases.is_ending() && !worker.is_outstanding() {
-            return Ok(Step::Done);
+            return self.phases.finish(cx);
         }
         let now = cx.now();
         Ok(match self.phases.prices {

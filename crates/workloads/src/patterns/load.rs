@@ -17,8 +17,10 @@ use crate::random::{Random, mix};
 
 /// Mail by which the coordinator begins a run.
 pub(super) const BEGIN: &[u8] = b"begin";
-/// Mail by which the coordinator ends an actor.
+/// Mail by which the coordinator ends an actor's work.
 pub(super) const END: &[u8] = b"end";
+/// Mail after which an actor closes its device. By then no actor works any more: none takes a closed peer for a dead one.
+pub(super) const CLOSE: &[u8] = b"close";
 
 /// Iterations of an actor's loop in one step, where time is real.
 const BURST: u32 = 256;
@@ -33,6 +35,8 @@ const PATIENCE: Duration = Duration::from_secs(5);
 pub(super) enum PatternReport {
     /// The actor is connected.
     Ready,
+    /// Nothing is outstanding, and the actor has ended its work.
+    Finished,
     /// The measured time is over.
     Measured {
         /// Messages in the measured time: responses received, or requests answered.
@@ -75,6 +79,9 @@ enum Phase {
     Measured,
     /// Finishes what is outstanding.
     Ending,
+    /// Has finished; waits for [`CLOSE`].
+    Finished,
+    Closing,
 }
 
 /// The phases of an actor, and its measured time.
@@ -138,6 +145,7 @@ impl RunPhases {
                     self.phase = Phase::Running;
                 }
                 END => self.phase = Phase::Ending,
+                CLOSE if self.phase == Phase::Finished => self.phase = Phase::Closing,
                 // A peer's last mail of the bring-up.
                 _ => {}
             }
@@ -173,6 +181,21 @@ impl RunPhases {
             self.phase,
             Phase::Running | Phase::Measured | Phase::Ending
         ))
+    }
+
+    /// Returns what an actor that does not work does now.
+    pub(super) fn rest(&self) -> Step {
+        match self.phase {
+            Phase::Closing => Step::Done,
+            _ => self.next(0, None),
+        }
+    }
+
+    /// Reports that the actor has finished, and lets it rest until all have.
+    pub(super) fn finish(&mut self, cx: &mut ActorContext<'_>) -> Result<Step, ActorError> {
+        self.phase = Phase::Finished;
+        cx.report(&PatternReport::Finished.to_bytes())?;
+        Ok(self.rest())
     }
 
     /// Returns whether a request that began at `began` is in the measured time.

@@ -134,7 +134,7 @@ impl<Request: Verb, Response: Verb, T: Topology, const INLINE: bool> Actor
         }
         let counts = self.counts();
         if !self.phases.look(counts, Some(&self.latencies), cx)? {
-            return Ok(self.phases.next(0, None));
+            return Ok(self.phases.rest());
         }
         let mut progress = 0;
         for _ in 0..self.phases.burst {
@@ -160,7 +160,7 @@ impl<Request: Verb, Response: Verb, T: Topology, const INLINE: bool> Actor
             }
         }
         if self.phases.is_ending() && self.requesters.iter().all(|(r, _)| r.outstanding() == 0) {
-            return Ok(Step::Done);
+            return self.phases.finish(cx);
         }
         let now = cx.now();
         let waits = self

@@ -87,10 +87,10 @@ impl<Request: Verb, Response: Verb, const INLINE: bool> Actor
             polled: self.responder.polled(),
         };
         if !self.phases.look(counts, None, cx)? {
-            return Ok(self.phases.next(0, None));
+            return Ok(self.phases.rest());
         }
         if self.phases.is_ending() {
-            return Ok(Step::Done);
+            return self.phases.finish(cx);
         }
         let mut progress = 0;
         for _ in 0..self.phases.burst {

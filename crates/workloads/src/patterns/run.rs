@@ -9,7 +9,7 @@ use headworks::verbs::{DeviceName, Duration};
 use headworks_runtime::{ActorOutcome, ActorSpec, RunningScenario, Scenario, ScenarioEvent, World};
 
 use super::design::Connections;
-use super::load::{BEGIN, END, PatternReport};
+use super::load::{BEGIN, CLOSE, END, PatternReport};
 use super::task::{ACTOR, PatternRole, PatternTask};
 use crate::cpu_affinity::allowed_cpus;
 use crate::error::{Result, WorkloadError};
@@ -132,6 +132,7 @@ pub fn run(task: &PatternTask, bed: &PatternBed, stop: &AtomicBool) -> Result<Pa
         roles,
         ready: 0,
         reports: BTreeMap::new(),
+        finished: 0,
         ended: 0,
         stop,
     };
@@ -141,12 +142,14 @@ pub fn run(task: &PatternTask, bed: &PatternBed, stop: &AtomicBool) -> Result<Pa
     coordinator.until(limit, |all| all.reports.len() == all.roles.len())?;
     let answers = |role: &str| matches!(PatternRole::of(role), Some(PatternRole::Responder(_)));
     let dispatches = |role: &str| matches!(PatternRole::of(role), Some(PatternRole::Dispatcher(_)));
-    // Requesters finish what is outstanding before those end that they need for it.
-    let mut left = coordinator.tell(|role| !answers(role) && !dispatches(role), END)?;
-    coordinator.until(limit, |all| all.ended == left)?;
-    left += coordinator.tell(dispatches, END)?;
-    left += coordinator.tell(answers, END)?;
-    coordinator.until(limit, |all| all.ended == left)?;
+    // Requesters finish what is outstanding before those end that they need for it, and all have ended their work
+    // before one closes its device.
+    let first = coordinator.tell(|role| !answers(role) && !dispatches(role), END)?;
+    coordinator.until(limit, |all| all.finished == first)?;
+    coordinator.tell(|role| answers(role) || dispatches(role), END)?;
+    coordinator.until(limit, |all| all.finished == all.roles.len())?;
+    coordinator.tell(|_| true, CLOSE)?;
+    coordinator.until(limit, |all| all.ended == all.roles.len())?;
     Ok(coordinator.result(&task, is_oversubscribed))
 }
 
@@ -156,6 +159,7 @@ struct Coordinator<'a> {
     roles: Vec<String>,
     ready: usize,
     reports: BTreeMap<String, PatternReport>,
+    finished: usize,
     ended: usize,
     stop: &'a AtomicBool,
 }
@@ -180,6 +184,7 @@ impl Coordinator<'_> {
                 Some(ScenarioEvent::Report { role, bytes }) => {
                     match PatternReport::from_bytes(&bytes)? {
                         PatternReport::Ready => self.ready += 1,
+                        PatternReport::Finished => self.finished += 1,
                         report => drop(self.reports.insert(role, report)),
                     }
                 }
