@@ -39,6 +39,9 @@ pub(crate) enum Patterns {
     Show {
         /// Folder that `headworks patterns run` wrote
         folder: PathBuf,
+        /// Print what the counters of RDMA NICs grew by, in place of rates and latencies
+        #[arg(long)]
+        counters: bool,
     },
 }
 
@@ -122,7 +125,7 @@ pub(crate) fn run(command: &Patterns) -> anyhow::Result<()> {
             None => measure(run, None),
             Some(rank) => measure_as_rank(run, rank),
         },
-        Patterns::Show { folder } => show(folder),
+        Patterns::Show { folder, counters } => show(folder, *counters),
     }
 }
 
@@ -394,7 +397,8 @@ fn simulated(
 /// The results as CSV.
 fn table(all: &[MeasuredPoint]) -> String {
     let mut text = "design,response [B],requesters,responders,outstanding,rate [1/s],low,high,bandwidth [B/s],\
-        median [ns],p99 [ns],p99.9 [ns],empty polls,queue pairs,oversubscribed\n"
+        median [ns],p99 [ns],p99.9 [ns],empty polls,queue pairs,oversubscribed,\
+        requester [instructions/B],responder [instructions/B],requester [cycles],responder [cycles]\n"
         .to_owned();
     for one in all {
         let (point, latency) = (&one.point, one.latency());
@@ -404,7 +408,7 @@ fn table(all: &[MeasuredPoint]) -> String {
             .empty_polls
             .map_or(String::new(), |share| format!("{share:.4}"));
         text += &format!(
-            "{},{},{},{},{},{:.0},{low:.0},{high:.0},{:.0},{:.0},{:.0},{:.0},{empty},{},{}\n",
+            "{},{},{},{},{},{:.0},{low:.0},{high:.0},{:.0},{:.0},{:.0},{:.0},{empty},{},{},{}\n",
             point.design,
             point.response,
             point.requesters,
@@ -417,14 +421,54 @@ fn table(all: &[MeasuredPoint]) -> String {
             latency.p999_ns,
             one.queue_pairs,
             one.is_oversubscribed,
+            work_columns(one),
         );
     }
     text
 }
 
-fn show(folder: &Path) -> anyhow::Result<()> {
+/// Instructions for each byte of a response, and cycles for each message, of requesters and responders.
+fn work_columns(point: &MeasuredPoint) -> String {
+    let response = point.point.response as f64;
+    let number = |found: Option<f64>| {
+        found.map_or_else(|| "not available".to_owned(), |value| format!("{value:.3}"))
+    };
+    let instructions = point
+        .work
+        .map(|work| number(work.map(|work| work.instructions / response)));
+    let cycles = point.work.map(|work| number(work.map(|work| work.cycles)));
+    [instructions, cycles].concat().join(",")
+}
+
+/// What the counters of RDMA NICs grew by in the last repeat of each point, as CSV.
+fn counters_table(all: &[MeasuredPoint]) -> String {
+    let mut text =
+        "design,response [B],requesters,responders,outstanding,counter,growth\n".to_owned();
+    for one in all {
+        let point = &one.point;
+        for (name, growth) in &one.rnic_counters {
+            text += &format!(
+                "{},{},{},{},{},{name},{growth}\n",
+                point.design, point.response, point.requesters, point.responders, point.outstanding
+            );
+        }
+    }
+    text
+}
+
+fn show(folder: &Path, counters: bool) -> anyhow::Result<()> {
     let results = Results::load(folder).map_err(refused)?;
-    print(&table(&results.all().map_err(refused)?))
+    let all = results.all().map_err(refused)?;
+    if !counters {
+        return print(&table(&all));
+    }
+    if all.iter().all(|point| point.rnic_counters.is_empty()) {
+        let device = &results.run.device;
+        return print(&format!(
+            "not available: {device} has no counters that could be read\n"
+        ));
+    }
+    print(&counters_table(&all))
 }
 
 /// Prints the design that results favour.

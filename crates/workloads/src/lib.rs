@@ -22,6 +22,7 @@
 //! | [`latency`], [`stats`] | the histogram and the open-loop schedule; medians and spreads |
 //! | [`random`], [`seeds`] | seeded randomness; the seed of a simulated run |
 //! | [`atomic_file`], [`huge_pages`] | files that are replaced atomically; memory on huge pages |
+//! | [`thread_counters`], [`rnic_counters`] | instructions and cycles of a thread; packets, retries and errors of an RDMA NIC |
 //! | [`cpu_affinity`], [`progress_bar`] | processor affinity; progress on standard error |
 #![forbid(unsafe_code)]
 
@@ -44,6 +45,7 @@ pub mod patterns;
 pub mod progress_bar;
 pub mod random;
 pub mod report;
+pub mod rnic_counters;
 pub mod seeds;
 pub mod service;
 pub mod simulated_machine;
@@ -51,6 +53,7 @@ pub mod stats;
 pub mod subprocess;
 pub mod task;
 pub mod testbed;
+pub mod thread_counters;
 pub mod transports;
 pub mod ucx_perftest;
 pub mod usage_samples;

@@ -29,7 +29,7 @@ const GUEST_JOBS: &[GuestJob] = &[
         "cli",
         "command",
         AS_DECLARED,
-        "pipe_between_hosts:: pipe_over_rdma:: --test-threads=1",
+        "pipe_between_hosts:: pipe_over_rdma:: on_rdma_devices --test-threads=1",
     ),
     test("cli", "command", AS_DECLARED, DAEMON_TESTS),
     headworks("demo --device ibv:rxe0 --peer-device ibv:rxe1"),

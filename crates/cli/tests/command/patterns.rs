@@ -5,6 +5,7 @@ use std::net::TcpListener;
 use std::path::PathBuf;
 use std::process::Stdio;
 
+use headworks::runtime::testing;
 use rustix::process::Signal;
 
 use crate::c_library::there_is;
@@ -60,6 +61,50 @@ fn a_plan_runs_in_threads_and_in_processes_and_goes_on_where_it_ended() {
         assert_eq!(printed(&env, &["patterns", "show", &out]), again);
         std::fs::remove_dir_all(path).expect("the results");
     }
+    env.is_clean();
+}
+
+#[test]
+fn a_plan_runs_on_rdma_devices_and_their_counters_grow() {
+    let none = || Err("HEADWORKS_IBV names none".to_owned());
+    let Some([device, peer]) = testing::devices_or(none) else {
+        return;
+    };
+    let env = TestEnv::new();
+    let plan = plan(
+        &env,
+        "designs = [\"SendSend\"]\nresponses = [\"64\"]\nrequesters = [2]\nseconds = 0.2\nrepeats = 1\n",
+    );
+    let (_, out) = folder(&env);
+    let args = ["patterns", "run", &plan, "--out", &out];
+    let text = printed(
+        &env,
+        &[&args[..], &["--device", &device, "--peer-device", &peer]].concat(),
+    );
+    assert_eq!(text.lines().count(), 2, "{text}");
+    let counters = printed(&env, &["patterns", "show", &out, "--counters"]);
+    let grown = |line: &str| line.contains(" hw_counters/") || line.contains(" counters/");
+    assert!(counters.lines().skip(1).any(grown), "{counters}");
+}
+
+#[test]
+fn what_a_machine_does_not_count_is_not_available() {
+    let env = TestEnv::new();
+    let plan = plan(&env, SHORT);
+    let (_, out) = folder(&env);
+    let args = ["patterns", "run", &plan, "--out", &out];
+    let simulated = printed(&env, &[&args[..], &["--device", "sim:cx5-100g"]].concat());
+    let mut lines = simulated.lines();
+    let columns = lines.next().expect("a header").split(',').count();
+    for line in lines {
+        assert_eq!(line.split(',').count(), columns, "{line}");
+        assert!(line.ends_with(&",not available".repeat(4)), "{line}");
+    }
+    let counters = printed(&env, &["patterns", "show", &out, "--counters"]);
+    assert!(
+        counters.starts_with("not available: sim:cx5-100g"),
+        "{counters}"
+    );
     env.is_clean();
 }
 

@@ -14,6 +14,7 @@ use super::task::PatternTask;
 use crate::error::{Result, WorkloadError};
 use crate::latency::Histogram;
 use crate::random::{Random, mix};
+use crate::thread_counters::{HardwareCounts, ThreadCounters};
 
 /// Mail by which the coordinator begins a run.
 pub(super) const BEGIN: &[u8] = b"begin";
@@ -47,6 +48,8 @@ pub(super) enum PatternReport {
         polled: [u64; 3],
         /// Latencies of requests: values in nanoseconds, and how often each occurred.
         latencies: Vec<(u64, u64)>,
+        /// What the actor's thread executed in the measured time, where hardware counts it.
+        hardware: Option<HardwareCounts>,
     },
 }
 
@@ -92,6 +95,8 @@ pub(super) struct RunPhases {
     interval: Range<Instant>,
     /// Time and counts at the first look within the measured time.
     first: Option<(Instant, Counts)>,
+    /// Hardware counters of the actor's thread, from then on.
+    hardware: Option<ThreadCounters>,
     idle_steps: u32,
     /// Iterations in one step.
     pub(super) burst: u32,
@@ -107,6 +112,7 @@ impl RunPhases {
             run: task.run(),
             interval: Instant::ZERO..Instant::ZERO,
             first: None,
+            hardware: None,
             idle_steps: 0,
             burst: if prices.is_some() { 1 } else { BURST },
             prices,
@@ -153,7 +159,12 @@ impl RunPhases {
         if self.phase == Phase::Running {
             let now = cx.now();
             match self.first {
-                None if now >= self.interval.start => self.first = Some((now, counts)),
+                None if now >= self.interval.start => {
+                    self.first = Some((now, counts));
+                    if self.prices.is_none() {
+                        self.hardware = ThreadCounters::start().ok();
+                    }
+                }
                 // On a busy machine the scheduler may keep an actor off its processor for the whole time.
                 Some((began, before))
                     if now >= self.interval.end
@@ -171,6 +182,7 @@ impl RunPhases {
                             polled(|all| all.loads),
                         ],
                         latencies: latencies.map_or(Vec::new(), Histogram::recorded),
+                        hardware: self.hardware.take().and_then(|mut all| all.read()),
                     };
                     cx.report(&report.to_bytes())?;
                 }

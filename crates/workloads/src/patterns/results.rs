@@ -8,9 +8,10 @@ use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
 
 use super::plan::{Plan, PlanPoint};
-use super::run::PatternResult;
+use super::run::{MessageWork, PatternResult};
 use crate::atomic_file;
 use crate::latency::{Histogram, Quantiles};
+use crate::rnic_counters::RnicCounters;
 use crate::stats::median;
 
 /// Version of the files.
@@ -104,6 +105,13 @@ pub struct MeasuredPoint {
     pub empty_polls: Option<f64>,
     /// Queue pairs of the responders.
     pub queue_pairs: usize,
+    /// What the requesters and the responders executed for each message in the last repeat; `None` if hardware did not
+    /// count it.
+    #[serde(default)]
+    pub work: [Option<MessageWork>; 2],
+    /// What the counters of this machine's RDMA NICs grew by in the last repeat.
+    #[serde(default)]
+    pub rnic_counters: RnicCounters,
     /// Whether there were more actors than processors.
     pub is_oversubscribed: bool,
 }
@@ -123,6 +131,10 @@ impl MeasuredPoint {
             latencies: latencies.recorded(),
             empty_polls: last.and_then(|result| result.empty_polls),
             queue_pairs: last.map_or(0, |result| result.queue_pairs),
+            work: last.map_or([None; 2], |result| {
+                [result.requester_work, result.responder_work]
+            }),
+            rnic_counters: last.map_or(RnicCounters::new(), |result| result.rnic_counters.clone()),
             is_oversubscribed: repeats.iter().any(|result| result.is_oversubscribed),
         }
     }

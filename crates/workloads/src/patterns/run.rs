@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use headworks::sim::is_simulated;
 use headworks::verbs::{DeviceName, Duration};
 use headworks_runtime::{ActorOutcome, ActorSpec, RunningScenario, Scenario, ScenarioEvent, World};
+use serde::{Deserialize, Serialize};
 
 use super::design::Connections;
 use super::load::{BEGIN, CLOSE, END, PatternReport};
@@ -14,6 +15,8 @@ use super::task::{ACTOR, PatternRole, PatternTask};
 use crate::cpu_affinity::allowed_cpus;
 use crate::error::{Result, WorkloadError};
 use crate::latency::{Histogram, Quantiles};
+use crate::rnic_counters::{self, RnicCounters};
+use crate::thread_counters::HardwareCounts;
 
 /// Time that the actors have to connect, and to report after the measured time.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -51,8 +54,52 @@ pub struct PatternResult {
     pub per_responder: f64,
     /// Queue pairs of all responders.
     pub queue_pairs: usize,
+    /// What the requesters' threads, with their dispatchers', executed for each response received. `None` where
+    /// hardware does not count it.
+    pub requester_work: Option<MessageWork>,
+    /// What the responders' threads executed for each request answered.
+    pub responder_work: Option<MessageWork>,
+    /// What the counters of this machine's RDMA NICs grew by during the run, warm-up included.
+    pub rnic_counters: RnicCounters,
     /// Whether there are more actors than processors.
     pub is_oversubscribed: bool,
+}
+
+/// Instructions and cycles of a side for each message, in user space. They include polls that find nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct MessageWork {
+    /// Instructions for each message.
+    pub instructions: f64,
+    /// Cycles for each message.
+    pub cycles: f64,
+}
+
+/// Sums of the threads of one side.
+#[derive(Clone, Copy, Debug, Default)]
+struct SideWork {
+    messages: u64,
+    counts: HardwareCounts,
+    /// A thread's counts are missing.
+    is_incomplete: bool,
+}
+
+impl SideWork {
+    fn add(&mut self, messages: u64, counts: Option<HardwareCounts>) {
+        self.messages += messages;
+        self.is_incomplete |= counts.is_none();
+        self.counts.add(counts.unwrap_or_default());
+    }
+
+    fn for_each(self) -> Option<MessageWork> {
+        if self.is_incomplete || self.messages == 0 {
+            return None;
+        }
+        let for_each = |sum: u64| sum as f64 / self.messages as f64;
+        Some(MessageWork {
+            instructions: for_each(self.counts.instructions),
+            cycles: for_each(self.counts.cycles),
+        })
+    }
 }
 
 impl PatternResult {
@@ -138,8 +185,10 @@ pub fn run(task: &PatternTask, bed: &PatternBed, stop: &AtomicBool) -> Result<Pa
     };
     let limit = PATIENCE + task.warm() + task.run();
     coordinator.until(limit, |all| all.ready == all.roles.len())?;
+    let before = rnic_counters::read(&bed.devices);
     coordinator.tell(|_| true, BEGIN)?;
     coordinator.until(limit, |all| all.reports.len() == all.roles.len())?;
+    let rnic_counters = rnic_counters::growth(&before, &rnic_counters::read(&bed.devices));
     let answers = |role: &str| matches!(PatternRole::of(role), Some(PatternRole::Responder(_)));
     let dispatches = |role: &str| matches!(PatternRole::of(role), Some(PatternRole::Dispatcher(_)));
     // Requesters finish what is outstanding before those end that they need for it, and all have ended their work
@@ -150,7 +199,10 @@ pub fn run(task: &PatternTask, bed: &PatternBed, stop: &AtomicBool) -> Result<Pa
     coordinator.until(limit, |all| all.finished == all.roles.len())?;
     coordinator.tell(|_| true, CLOSE)?;
     coordinator.until(limit, |all| all.ended == all.roles.len())?;
-    Ok(coordinator.result(&task, is_oversubscribed))
+    Ok(PatternResult {
+        rnic_counters,
+        ..coordinator.result(&task, is_oversubscribed)
+    })
 }
 
 /// A running scenario, and what its actors have reported.
@@ -223,15 +275,20 @@ impl Coordinator<'_> {
             empty_mailboxes: 0.0,
             per_responder: 0.0,
             queue_pairs: task.responders * task.peers(),
+            requester_work: None,
+            responder_work: None,
+            rnic_counters: RnicCounters::new(),
             is_oversubscribed,
         };
         let (mut places_polled, mut requests_found) = (0, 0);
+        let (mut requesters, mut responders) = (SideWork::default(), SideWork::default());
         for (role, report) in &self.reports {
             let PatternReport::Measured {
                 messages,
                 nanos,
                 polled: [places, found, _],
                 latencies,
+                hardware,
             } = report
             else {
                 continue;
@@ -241,15 +298,20 @@ impl Coordinator<'_> {
                 Some(PatternRole::Requester(_) | PatternRole::Worker(_)) => {
                     result.per_second += per_second;
                     result.latencies.add_recorded(latencies);
+                    requesters.add(*messages, *hardware);
                 }
                 Some(PatternRole::Responder(_)) => {
                     result.per_responder += per_second / task.responders as f64;
                     places_polled += places;
                     requests_found += found;
+                    responders.add(*messages, *hardware);
                 }
-                _ => {}
+                Some(PatternRole::Dispatcher(_)) => requesters.add(0, *hardware),
+                None => {}
             }
         }
+        result.requester_work = requesters.for_each();
+        result.responder_work = responders.for_each();
         result.bytes_per_second = result.per_second * task.response as f64;
         if task.design.request == super::MessageVerb::Write && places_polled > 0 {
             result.empty_polls = Some(1.0 - requests_found as f64 / places_polled as f64);
