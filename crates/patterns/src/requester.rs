@@ -46,7 +46,7 @@ pub struct Requester<Request: Verb, Response: Verb, T: Topology, const INLINE: b
     /// Slots without an outstanding request, as bits; and the bits of all slots.
     free: u64,
     all: u64,
-    /// A request that found no room: its slot and responder.
+    /// A request that found no room: its slot, which is free, and its responder.
     waiting: Option<(u32, usize)>,
     /// The item that each slot asked for last.
     items: [u64; OUTSTANDING_MAX as usize],
@@ -169,6 +169,7 @@ impl<Request: Verb, Response: Verb, T: Topology, const INLINE: bool>
                 return Ok(());
             }
             self.waiting = None;
+            self.free &= !(1 << slot);
             load.sent(slot as usize);
         }
         while self.free != 0 && load.begin() {
@@ -178,6 +179,8 @@ impl<Request: Verb, Response: Verb, T: Topology, const INLINE: bool>
             *item = self.config.next_item(*item);
             let peer = self.topology.next();
             if !self.post(slot, peer)? {
+                // Not outstanding before it was sent: a response would be one that nobody asked for.
+                self.free |= 1 << slot;
                 self.waiting = Some((slot, peer));
                 return Ok(());
             }
