@@ -12,7 +12,8 @@ const LINE: usize = 64;
 /// Upper limit for prefetching a message, in bytes; the same as the ring's.
 const EXPECTED_MAX: usize = 2048;
 
-/// A registered region whose words can be read and written while peers write to it. Clones share the region.
+/// A registered region whose words can be read and written while peers write to it. Clones share the region: an end
+/// that lends bytes in place keeps its only handle to itself.
 #[derive(Clone)]
 pub struct WordMemory {
     region: Arc<Region>,
@@ -131,7 +132,8 @@ impl WordMemory {
         };
         // SAFETY: the range is in bounds and mapped as long as `self`. The peer may write here only after this
         // end has told it that the bytes are free. The method that tells it needs `&mut` of this end, which the
-        // returned slice still borrows. By contract, both ends keep to the protocol.
+        // returned slice still borrows. By contract, both ends keep to the protocol, and no clone of a lending end's
+        // handle exists.
         unsafe { std::slice::from_raw_parts(start, len) }
     }
 
@@ -141,8 +143,8 @@ impl WordMemory {
         let Some(start) = self.view.ptr_at(offset, len) else {
             return &mut [];
         };
-        // SAFETY: the range is in bounds and mapped as long as `self`, which is borrowed exclusively. By the
-        // contract of `lent`, the peer does not write to the bytes now.
+        // SAFETY: the range is in bounds and mapped as long as `self`, which is borrowed exclusively and, by the
+        // contract of `lent`, has no clone. By the same contract the peer does not write to the bytes now.
         unsafe { std::slice::from_raw_parts_mut(start, len) }
     }
 

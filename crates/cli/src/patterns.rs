@@ -16,7 +16,7 @@ use headworks_experiments::patterns::advice::{Described, RankedBy, advise};
 use headworks_experiments::patterns::plan::{Plan, PlanPoint, parse_bytes};
 use headworks_experiments::patterns::results::{MeasuredPoint, Results, ResultsError, RunOf};
 use headworks_experiments::patterns::run::PatternBed;
-use headworks_experiments::patterns::{self, MailboxFlag, PatternPrices};
+use headworks_experiments::patterns::{self, Connections, MailboxFlag, PatternPrices};
 use headworks_experiments::progress_bar::ProgressReporter;
 use headworks_experiments::{Options, simulated_machine};
 
@@ -211,7 +211,7 @@ fn check_ranks(plan: &Plan, rank: Rank) -> anyhow::Result<()> {
     let points = plan.points()?;
     if let Some(point) = points
         .iter()
-        .find(|point| point.design.connections != patterns::Connections::Private)
+        .find(|point| point.design.connections != Connections::Private)
     {
         return Err(bad_input(format_args!(
             "{point}: the workers of a dispatcher share its memory, so dispatchers do not run under mpirun"
@@ -273,6 +273,13 @@ fn measure(run: &Run, ranks: Option<Ranks>) -> anyhow::Result<()> {
         return Err(bad_input(format_args!(
             "--set needs a simulated device, and {} is none",
             run.device
+        )));
+    }
+    let is_apart = ranks.is_none() && run.place == Place::Processes && !is_simulated(&run.device);
+    let shares = |point: &&PlanPoint| point.design.connections == Connections::Dispatcher;
+    if is_apart && let Some(point) = plan.points()?.iter().find(shares) {
+        return Err(bad_input(format_args!(
+            "{point}: the workers of a dispatcher share its memory: use --place threads"
         )));
     }
     let devices = [run.device.clone(), options.peer()];
@@ -462,6 +469,12 @@ fn show(folder: &Path, counters: bool) -> anyhow::Result<()> {
     if !counters {
         return print(&table(&all));
     }
+    if all.is_empty() {
+        return Err(bad_input(format_args!(
+            "{}: no point was measured yet",
+            folder.display()
+        )));
+    }
     if all.iter().all(|point| point.rnic_counters.is_empty()) {
         let device = &results.run.device;
         return print(&format!(
@@ -518,7 +531,25 @@ pub(crate) fn advise_design(command: &Advise) -> anyhow::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use headworks_experiments::patterns::run::MessageWork;
+
     use super::*;
+
+    #[test]
+    fn counted_work_is_printed_and_the_rest_is_not_available() {
+        let plan = Plan::parse("designs = [\"WriteWrite\"]\nresponses = [\"64\"]\n").unwrap();
+        let point = plan.points().unwrap()[0];
+        let work = MessageWork {
+            instructions: 320.0,
+            cycles: 100.5,
+        };
+        let mut measured = MeasuredPoint::of(point, &[]);
+        measured.work = [Some(work), None];
+        assert_eq!(
+            work_columns(&measured),
+            "5.000,not available,100.500,not available"
+        );
+    }
 
     #[test]
     fn ranks_must_be_as_many_as_the_largest_point_needs() {

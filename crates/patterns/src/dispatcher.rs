@@ -16,7 +16,7 @@ use crate::config::PatternConfig;
 use crate::error::PatternError;
 use crate::message::{REQUEST, WORD, write_request};
 use crate::ports::{PortSizes, Ports};
-use crate::requester::RequestLoad;
+use crate::requester::{RequestLoad, unexpected_item};
 use crate::topology::Topology;
 use crate::verb::{Arrival, Inbox, Places, Verb, send_from_memory};
 
@@ -55,6 +55,7 @@ impl<Request: Verb, Response: Verb, const INLINE: bool> Dispatcher<Request, Resp
         config: PatternConfig,
         responders: usize,
     ) -> Result<Self, PatternError> {
+        const { assert!(Response::FOR_RESPONSES) }
         config.check::<Request, Response>(device.info())?;
         let workers = config.outstanding as usize;
         let (area, bytes) = config.response_area::<Response>(responders);
@@ -188,11 +189,7 @@ impl<Request: Verb, Response: Verb, const INLINE: bool> Dispatcher<Request, Resp
             let item = self.ports.memory.word(arrival.at).load(Relaxed);
             let slot = self.config.slot_of(item);
             if self.lent[slot].replace(arrival).is_some() {
-                return Err(PatternError::Protocol {
-                    what: "the item of a response",
-                    value: item,
-                    most: self.config.items - 1,
-                });
+                return Err(unexpected_item(item));
             }
             let word = self.config.local_mailbox(slot) + WORD;
             // Release: the response is read after the word.
@@ -273,11 +270,7 @@ impl<Response: Verb, T: Topology> Worker<Response, T> {
         };
         let item = self.memory.word(at).load(Relaxed);
         if item != self.item {
-            return Err(PatternError::Protocol {
-                what: "the item of a response",
-                value: item,
-                most: self.config.items - 1,
-            });
+            return Err(unexpected_item(item));
         }
         load.received(slot, item, &self.memory, at)?;
         // Release: the response was read before its place is free.

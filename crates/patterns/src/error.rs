@@ -47,6 +47,14 @@ pub enum PatternError {
     /// A queue pair left its working state without a failed request: the peer is gone.
     #[error("a queue pair is in {0}: the peer is gone")]
     QueuePair(QpState),
+    /// The peer sent a message that this side did not ask for.
+    #[error("the peer breaks the protocol: {what} is {value}, which this side did not ask for")]
+    Unexpected {
+        /// The field.
+        what: &'static str,
+        /// Its value.
+        value: u64,
+    },
     /// The peer sent an impossible message.
     #[error("the peer breaks the protocol: {what} is {value}, at most {most}")]
     Protocol {

@@ -316,6 +316,8 @@ impl Ports {
 
     #[cold]
     fn flush_owed(&mut self) -> Result<(), PatternError> {
+        // Nothing else makes room: no further message goes out before the flag.
+        self.poll_sends()?;
         for peer in 0..self.peers.len() {
             self.send_queue(peer)?.post_owed()?;
         }

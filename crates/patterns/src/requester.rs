@@ -64,6 +64,7 @@ impl<Request: Verb, Response: Verb, T: Topology, const INLINE: bool>
         responders: usize,
         topology: T,
     ) -> Result<Self, PatternError> {
+        const { assert!(Response::FOR_RESPONSES) }
         config.check::<Request, Response>(device.info())?;
         let outstanding = config.outstanding as usize;
         let (area, bytes) = config.response_area::<Response>(responders);
@@ -146,7 +147,7 @@ impl<Request: Verb, Response: Verb, T: Topology, const INLINE: bool>
                 let slot = slot_of::<Response>(config, item, arrival.place);
                 let is_expected = items[slot % items.len()] == item && *free >> slot & 1 == 0;
                 if !is_expected {
-                    return Err(unexpected(config, item));
+                    return Err(unexpected_item(item));
                 }
                 load.received(slot, item, memory, arrival.at)?;
                 Ok(slot)
@@ -231,10 +232,9 @@ fn slot_of<Response: Verb>(config: &PatternConfig, item: u64, place: usize) -> u
 
 /// The error of a response that no request asked for.
 #[cold]
-fn unexpected(config: &PatternConfig, item: u64) -> PatternError {
-    PatternError::Protocol {
+pub(crate) fn unexpected_item(item: u64) -> PatternError {
+    PatternError::Unexpected {
         what: "the item of a response",
         value: item,
-        most: config.items - 1,
     }
 }

@@ -43,6 +43,7 @@ impl<RequestVerb: Verb, ResponseVerb: Verb, const INLINE: bool>
         config: PatternConfig,
         requesters: usize,
     ) -> Result<Self, PatternError> {
+        const { assert!(ResponseVerb::FOR_RESPONSES) }
         config.check::<RequestVerb, ResponseVerb>(device.info())?;
         let (stride, items) = (
             config.item_stride(),
@@ -252,5 +253,30 @@ mod tests {
             let error = refused.unwrap_err().to_string();
             assert!(error.contains(says), "{error}");
         }
+    }
+
+    #[test]
+    fn polls_are_counted_up_to_the_message_that_they_find() {
+        let idle = PatternConfig {
+            idle_mailboxes: 9,
+            ..PatternConfig::paper(64)
+        };
+        let (mut responder, _) = responder::<Write<InMessage>>(idle, 0);
+        let mut poll = |full: usize| {
+            let flag = responder.inbox.flag_at(full);
+            responder.ports.memory.word(flag).store(FLAG, Relaxed);
+            let before = responder.polled();
+            let found = responder
+                .inbox
+                .take(&mut responder.ports, |_, arrival| Ok(arrival.place));
+            assert_eq!(found.unwrap(), Some(full));
+            let polled = responder.polled();
+            assert_eq!(polled.found, before.found + 1);
+            polled.places - before.places
+        };
+        // From mailbox 0 on; from 4 on, and round the end; from 2 on, which is full.
+        assert_eq!([poll(3), poll(1), poll(2), poll(2)], [4, 8, 1, 10]);
+        assert_eq!(responder.inbox.next(&mut responder.ports).unwrap(), None);
+        assert_eq!(responder.polled().places, 33);
     }
 }

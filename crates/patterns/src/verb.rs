@@ -22,6 +22,9 @@ pub trait Verb: Sized + std::marker::Send + 'static {
     /// Whether a worker behind a dispatcher finds its response by itself; else the dispatcher hands it over.
     const IN_MAILBOX: bool;
 
+    /// Whether responses may travel by it. Requests may by every verb.
+    const FOR_RESPONSES: bool = true;
+
     /// The receiver's state.
     type Inbox: Inbox;
 
@@ -141,8 +144,8 @@ pub trait Inbox: std::marker::Send {
     /// Offset of place `place` in the memory.
     fn at(&self, place: usize) -> usize;
 
-    /// Offset of the flag of place `place`: a word whose highest byte is not 0 once the message is whole. Only where
-    /// messages arrive in mailboxes.
+    /// Offset of the flag of place `place`, where messages arrive in mailboxes. Of a verb for responses, the offset of
+    /// a word whose highest byte is not 0 once the message is whole.
     fn flag_at(&self, place: usize) -> usize;
 
     /// Makes all free places ready for messages, as far as the device has room. Call it before the first message is

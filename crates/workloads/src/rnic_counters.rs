@@ -17,8 +17,13 @@ pub type RnicCounters = BTreeMap<String, u64>;
 pub fn read(devices: &[DeviceName]) -> RnicCounters {
     let mut all = RnicCounters::new();
     for device in devices.iter().filter(|device| device.kind() == "ibv") {
-        if let Some(name) = device.name() {
-            read_into(&mut all, Path::new(DEVICES), name);
+        let only = || match &names(Path::new(DEVICES))[..] {
+            // A name without one means the only device.
+            [name] => Some(name.clone()),
+            _ => None,
+        };
+        if let Some(name) = device.name().map(str::to_owned).or_else(only) {
+            read_into(&mut all, Path::new(DEVICES), &name);
         }
     }
     all

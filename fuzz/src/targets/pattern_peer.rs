@@ -62,8 +62,7 @@ fn fuzz<Request: Verb, Response: Verb>(input: &mut Input<'_>, config: PatternCon
                 return;
             }
             attack(input, &mut broken, config.response, || {
-                let answered = responder.step(4)?;
-                assert!(answered <= 4, "{answered} requests of 4 were answered");
+                responder.step(4)?;
                 responder.check()
             });
             assert!(responder.answered() <= responder.polled().found);

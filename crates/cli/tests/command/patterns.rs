@@ -88,6 +88,22 @@ fn a_plan_runs_on_rdma_devices_and_their_counters_grow() {
 }
 
 #[test]
+fn dispatchers_run_in_threads_and_are_refused_in_processes() {
+    let env = TestEnv::new();
+    let plan = plan(
+        &env,
+        "designs = [\"SendWrite+dispatcher\"]\nresponses = [\"64\"]\nrequesters = [2]\nseconds = 0.02\nrepeats = 1\n",
+    );
+    let (path, out) = folder(&env);
+    let args = ["patterns", "run", &plan, "--out", &out];
+    fails(&env, &args, 2, "use --place threads");
+    assert!(!path.exists());
+    let text = printed(&env, &[&args[..], &["--place", "threads"]].concat());
+    assert_eq!(text.lines().count(), 2, "{text}");
+    env.is_clean();
+}
+
+#[test]
 fn what_a_machine_does_not_count_is_not_available() {
     let env = TestEnv::new();
     let plan = plan(&env, SHORT);
@@ -218,12 +234,12 @@ fn bad_input_is_one_line_that_names_it() {
     run(
         &SHORT.replace("\"WriteWrite\", ", "").replace("64", "8GiB"),
         &["--place", "threads"],
-        "response is 8589934592",
+        "responses = 8GiB: a multiple of 8 from 64 to 1GiB",
     );
     run(
         &SHORT.replace("64", "60"),
         &["--place", "threads"],
-        "response is 60",
+        "responses = 60: a multiple of 8",
     );
     fails(
         &env,
@@ -259,7 +275,7 @@ fn bad_input_is_one_line_that_names_it() {
     run(
         &SHORT.replace("64", "128"),
         &["--place", "threads"],
-        "has results of",
+        "has results of a plan with responses = [\"64\"], not of a plan with responses = [\"128\"]",
     );
     run(
         SHORT,

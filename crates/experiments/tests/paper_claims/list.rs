@@ -66,37 +66,37 @@ statements! {
     "Patterns 5": "round trip: 64 B by SEND, 256 B back by SEND"
         => on("cx5-100g", Below(4.0), "µs", |bed| bed.there_and_back((Send, 64), (Send, 256)));
     "Patterns 5": "one thread, 64 and 256 B: advantage of all by WRITE over all by SEND"
-        => left("40 %", "the program counts as well: patterns-fig3");
+        => left("40 %", "not measured here, because it depends on the program's own work: see patterns-fig3");
     "Patterns 5": "one thread: advantage of all by WRITE over all by SEND at 16 KiB; at 4 MiB"
         => left("700 MB/s; no gap",
-            "the program counts as well: patterns-fig3");
+            "not measured here, because it depends on the program's own work: see patterns-fig3");
     "Patterns 5": "16 KiB: latency of responses by SEND over those by WRITE"
         => left("almost 2 µs",
-            "the program counts as well: patterns-fig3; a copy of 16 KiB takes about that time");
+            "not measured here, because it depends on the program's own work: see patterns-fig3");
     "Patterns 5, Figure 4": "instructions per byte of a 64 B response: responder; requester"
         => left("up to 800; 450", "left out: the model counts no instructions; patterns-fig4 counts those of our programs");
     "Patterns 6": "16 clients of one thread: 64 and 256 B by SENDs; by WRITEs; 4 KiB by SENDs"
         => left("500 MB/s; 1.2 GB/s; 8 to 9.5 GB/s",
-            "the program counts as well: patterns-fig5");
+            "not measured here, because it depends on the program's own work: see patterns-fig5");
     "Patterns 6":
         "number of clients of one thread that fill its link: 4 KiB, requests by WRITE, without and with dispatchers; \
          16 KiB, requests by SEND, responses by WRITE and by SEND"
-        => left("16, 40; 16, 40", "the program counts as well: patterns-fig5, patterns-fig6");
+        => left("16, 40; 16, 40", "not measured here, because it depends on the program's own work: see patterns-fig5, patterns-fig6");
     "Patterns 6, Figure 7": "processor cycles for a response of 4 KiB: requests by SEND; by WRITE"
         => left("about 1,700; about 1,100",
-            "the program counts as well: patterns-fig7");
+            "not measured here, because it depends on the program's own work: see patterns-fig7");
     "Patterns 6, Table 1": "share of those cycles with SENDs: a spin lock; the poll itself"
         => left("61 %; 17 %", "verbs calls take no lock in the model; patterns-table1 charges one");
     "Patterns 7": "six RNICs could carry 66 GB/s together, responses of 4 KiB: rate of each"
         => on("cx5-100g", About(88.0), "Gbit/s", |bed| bed.gbit(deep(Write, 4096, 8, 32), 500));
     "Patterns 7": "4 KiB, requests by SEND, responses by WRITE, 90 clients, 18 serving threads: rate of all RNICs"
-        => left("well over 40 GB/s", "the program counts as well: patterns-fig8");
+        => left("well over 40 GB/s", "not measured here, because it depends on the program's own work: see patterns-fig8");
     "Patterns 7, Figure 9": "one thread, 4 KiB, requests by WRITE, 90 clients of which 70, 80, 90 % are idle"
-        => left("stable; 8 GB/s; 4 GB/s", "the program counts as well: patterns-fig9b");
+        => left("stable; 8 GB/s; 4 GB/s", "not measured here, because it depends on the program's own work: see patterns-fig9b");
     "Patterns 7, Table 2": "empty mailboxes with 6, 12, 18 serving threads"
         => left("83.3; 91.6; 94.4 %", "it follows from 90 clients, not from a device: patterns-table2");
     "Patterns 7, Figure 10": "16 KiB, responses by SEND: advantage of dispatchers over connections of each thread"
-        => left("up to 5 GB/s", "the dispatcher is a program: patterns-fig10");
+        => left("up to 5 GB/s", "not measured here, because a dispatcher is a part of the program: see patterns-fig10");
     "Jet 4.1.2": "four READs at a time fill two ports of 100 Gbit/s (CX-6 Dx; ours: 64 KiB and one port)"
         => on("cx6-100g", About(100.0), "Gbit/s", |bed| bed.gbit(deep(Read, 65536, 1, 4), 1_000));
     "Jet 2.1, Figure 1":

@@ -27,6 +27,8 @@ pub struct DenseWrite;
 impl Verb for DenseWrite {
     const NAME: &'static str = "Write";
     const IN_MAILBOX: bool = true;
+    /// Only one sender may write to a flag, and several responders answer in one mailbox.
+    const FOR_RESPONSES: bool = false;
 
     type Inbox = DenseMailboxes;
 

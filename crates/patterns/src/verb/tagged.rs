@@ -209,10 +209,9 @@ impl<Q: ReceiveQueue> Inbox for TaggedReceives<Q> {
             return Err(PatternError::Completion(completion.status));
         }
         if completion.byte_len as usize != self.len {
-            return Err(PatternError::Protocol {
+            return Err(PatternError::Unexpected {
                 what: "the length of a message",
                 value: completion.byte_len.into(),
-                most: self.len as u64,
             });
         }
         self.polled.found += 1;

@@ -17,6 +17,9 @@ use headworks_verbs::{Device, Duration, Provider};
 pub(crate) struct Network {
     /// Whether every device promises what every design relies on. Elsewhere designs may be refused.
     promises_all: bool,
+    /// Whether sides are checked now and then.
+    #[allow(dead_code, reason = "one of the test programs uses it")]
+    pub(crate) checks: bool,
     pub(crate) open: Box<dyn Fn(usize) -> Arc<dyn Device>>,
     /// Lets virtual time pass.
     #[allow(dead_code, reason = "one of the test programs uses it")]
@@ -35,6 +38,7 @@ impl Network {
         };
         Self {
             promises_all: true,
+            checks: true,
             open: Box::new(open),
             advance: Box::new(|| {}),
             _folder: Some(folder),
@@ -51,6 +55,7 @@ impl Network {
         };
         Self {
             promises_all: true,
+            checks: true,
             open: Box::new(open),
             advance: Box::new(move || {
                 network.advance(Duration::from_nanos(200));
@@ -73,6 +78,7 @@ impl Network {
         };
         Some(Self {
             promises_all: false,
+            checks: true,
             open: Box::new(open),
             advance: Box::new(|| {}),
             _folder: None,

@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use headworks::runtime::{Actor, ActorContext, ActorError, ActorInit, Step, WakeCondition};
-use headworks::verbs::Duration;
+use headworks::verbs::{Device, Duration};
+use headworks_patterns::message::REQUEST;
 use headworks_patterns::topology::RandomResponder;
 use headworks_patterns::verb::Verb;
 use headworks_patterns::{Dispatcher, Worker};
@@ -13,7 +14,7 @@ use super::design::{WithVerbs, with_verbs};
 use super::load::{ActiveLoad, Counts, RequesterLoad, RunPhases};
 use super::mail_connect::MailConnect;
 use super::prices::PatternPrices;
-use super::task::{PatternRole, PatternTask};
+use super::task::{PatternRole, PatternTask, inlines};
 use crate::error::{Result, WorkloadError};
 use crate::latency::Histogram;
 use crate::random::mix;
@@ -87,9 +88,11 @@ pub(super) fn dispatcher(
     at: usize,
     workers: &WorkerHandOver,
 ) -> Result<Box<dyn Actor>> {
-    let (design, inline) = (task.design, task.inline);
+    let device = part.open_device();
+    let device = device.map_err(|e| WorkloadError::at("device", e))?;
+    let (design, inline) = (task.design, inlines(&task, REQUEST, &*device));
     let make = Make {
-        part,
+        device,
         task,
         prices,
         at,
@@ -99,7 +102,7 @@ pub(super) fn dispatcher(
 }
 
 struct Make<'a> {
-    part: &'a ActorInit,
+    device: Arc<dyn Device>,
     task: PatternTask,
     prices: Option<PatternPrices>,
     at: usize,
@@ -110,10 +113,7 @@ impl WithVerbs for Make<'_> {
     type Output = Result<Box<dyn Actor>>;
 
     fn with<Request: Verb, Response: Verb, const INLINE: bool>(self) -> Self::Output {
-        let device = self
-            .part
-            .open_device()
-            .map_err(|e| WorkloadError::at("device", e))?;
+        let device = self.device;
         let seed = bring_up_seed(device.info());
         let task = &self.task;
         let mut dispatcher =

@@ -7,6 +7,7 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use headworks::verbs::bringup::ConnectionParams;
 use headworks::verbs::{
     BringUp, Completion, Device, Payload, QpCaps, RecvWr, RemoteAddr, SendFlags, SendOp, SendWr,
+    Status,
 };
 use headworks_baselines::{End, EndSizes, WordMemory};
 use headworks_net::clock;
@@ -88,6 +89,9 @@ impl Side {
             let count = self.end.send_cq.poll(&mut completions);
             let count = count.map_err(|why| at("polling")(why.to_string()))?;
             for completion in &completions[..count] {
+                if completion.status != Status::Success {
+                    return Err(WorkloadError("a request failed".into()));
+                }
                 self.completed = completion.wr_id;
             }
         }
@@ -109,12 +113,19 @@ impl Side {
         posted.map_err(|why| at("posting a receive")(why.to_string()))
     }
 
-    /// Returns whether a receive has completed.
+    /// Returns whether a receive has completed. Its message must have `len` bytes.
     #[inline(always)]
-    fn poll_receive(&mut self) -> Result<bool> {
+    fn poll_receive(&mut self, len: usize) -> Result<bool> {
         let mut completion = [Completion::default()];
         let count = self.end.recv_cq.poll(&mut completion);
-        Ok(count.map_err(|why| at("polling")(why.to_string()))? == 1)
+        if count.map_err(|why| at("polling")(why.to_string()))? == 0 {
+            return Ok(false);
+        }
+        let [completion] = completion;
+        match completion.status == Status::Success && completion.byte_len as usize == len {
+            true => Ok(true),
+            false => Err(WorkloadError("a receive failed".into())),
+        }
     }
 }
 
@@ -236,7 +247,7 @@ impl Sides {
                 if side.memory.word(flag).load(Acquire) >> 56 == 0 {
                     return Ok(());
                 }
-            } else if !side.poll_receive()? {
+            } else if !side.poll_receive(self.response)? {
                 return Ok(());
             }
             if side.memory.word(self.inbox).load(Relaxed) != self.round % ITEMS {
@@ -274,7 +285,7 @@ impl Sides {
             if side.memory.word(flag).load(Acquire) >> 56 == 0 {
                 return Ok(());
             }
-        } else if !side.poll_receive()? {
+        } else if !side.poll_receive(REQUEST)? {
             return Ok(());
         }
         let item = side.memory.word(0).load(Relaxed);

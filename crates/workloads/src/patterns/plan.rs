@@ -10,11 +10,17 @@
 
 use std::fmt;
 
+use headworks_patterns::config::OUTSTANDING_MAX;
+use headworks_patterns::message::{REQUEST, WORD};
 use serde::{Deserialize, Serialize};
 
 use super::design::{Connections, Design};
 use super::task::PatternTask;
 
+/// Longest response in bytes.
+const RESPONSE_MAX: usize = 1 << 30;
+/// Most workers of a dispatcher: each has a request outstanding.
+const WORKERS_MAX: usize = OUTSTANDING_MAX as usize;
 /// Most points of a plan.
 const POINTS_MAX: usize = 10_000;
 
@@ -161,6 +167,22 @@ impl Plan {
         Ok(plan)
     }
 
+    /// Returns the first key whose value differs from that in `other`, and its value here. `None` if the plans are the
+    /// same.
+    pub fn difference(&self, other: &Self) -> Option<(String, String)> {
+        let fields = |plan| match serde_json::to_value(plan) {
+            Ok(serde_json::Value::Object(fields)) => fields,
+            _ => serde_json::Map::new(),
+        };
+        let others = fields(other);
+        let mut differing = fields(self)
+            .into_iter()
+            .filter(|(key, value)| others.get(key) != Some(value));
+        differing
+            .next()
+            .map(|(key, value)| (key, value.to_string()))
+    }
+
     /// Returns the points in the order in which they are measured.
     ///
     /// # Errors
@@ -209,6 +231,15 @@ impl Plan {
                     let legal = "a number, with B, KiB, MiB or GiB behind it";
                     return wrong("responses", response.clone(), legal);
                 };
+                if !(REQUEST..=RESPONSE_MAX).contains(&bytes) || !bytes.is_multiple_of(WORD) {
+                    let legal = "a multiple of 8 from 64 to 1GiB";
+                    return wrong("responses", response.clone(), legal);
+                }
+                let together = self.requesters_per_thread.unwrap_or(1);
+                if design.connections == Connections::Dispatcher && together > WORKERS_MAX {
+                    let legal = "1 to 64 with dispatchers";
+                    return wrong("requesters_per_thread", together.to_string(), legal);
+                }
                 for (requesters, responders, outstanding) in self.counts() {
                     if requesters == 0 || responders == 0 {
                         let key = if requesters == 0 {

@@ -1,8 +1,8 @@
 //! Processor time of the program's own work in virtual time: what the device's calls do not cost.
 //!
-//! The prices of the loops come from counts of this project's own code: instructions of `headworks-patterns` outside of
-//! device calls, which callgrind counts in the experiment `patterns-fig4` (x86-64, profile `dist`). The constants of the machine turn them into
-//! time.
+//! The prices of the loops come from counts of this project's own code: instructions of the building blocks outside of
+//! device calls (`program` in the experiment `patterns-fig4`), and of the copies that they make (`other`), by callgrind
+//! on x86-64 with the profile `dist`. The constants of the machine turn them into time.
 
 use headworks::sim::Preset;
 use headworks::verbs::Duration;
@@ -10,9 +10,9 @@ use headworks::verbs::Duration;
 /// Instructions that a processor retires in a cycle in these loops. Assumed: they are loads and stores that hit the
 /// first-level cache, and well-predicted branches.
 const INSTRUCTIONS_PER_CYCLE: f64 = 2.0;
-/// Instructions of a requester for each request, in this crate and in copies: by WriteWrite with responses of 64 B.
+/// Instructions of a requester for each request, with copies: by WriteWrite with responses of 64 B.
 const REQUEST_INSTRUCTIONS: f64 = 160.0;
-/// Instructions of a responder for each request, in this crate and in copies: by WriteWrite with responses of 64 B.
+/// Instructions of a responder for each request, with copies: by WriteWrite with responses of 64 B.
 const RESPOND_INSTRUCTIONS: f64 = 123.0;
 
 /// Prices of a requester's and a responder's own work.

@@ -1,7 +1,11 @@
 //! The actor of one requester, or of several that take turns in one thread.
 
+use std::sync::Arc;
+
 use headworks::runtime::{Actor, ActorContext, ActorError, ActorInit, Step};
+use headworks::verbs::Device;
 use headworks_patterns::Requester;
+use headworks_patterns::message::REQUEST;
 use headworks_patterns::topology::{OneResponder, RandomResponder, Topology};
 use headworks_patterns::verb::{Polled, Verb};
 
@@ -9,7 +13,7 @@ use super::design::{WithVerbs, with_verbs};
 use super::load::{ActiveLoad, Counts, RequesterLoad, RunPhases};
 use super::mail_connect::MailConnect;
 use super::prices::PatternPrices;
-use super::task::{PatternRole, PatternTask};
+use super::task::{PatternRole, PatternTask, inlines};
 use crate::error::{Result, WorkloadError};
 use crate::latency::Histogram;
 use crate::random::mix;
@@ -22,9 +26,11 @@ pub(super) fn actor(
     prices: Option<PatternPrices>,
     at: usize,
 ) -> Result<Box<dyn Actor>> {
-    let (design, inline) = (task.design, task.inline);
+    let device = part.open_device();
+    let device = device.map_err(|e| WorkloadError::at("device", e))?;
+    let (design, inline) = (task.design, inlines(&task, REQUEST, &*device));
     let make = Make {
-        part,
+        device,
         task,
         prices,
         at,
@@ -32,14 +38,14 @@ pub(super) fn actor(
     with_verbs(design, inline, make)
 }
 
-struct Make<'a> {
-    part: &'a ActorInit,
+struct Make {
+    device: Arc<dyn Device>,
     task: PatternTask,
     prices: Option<PatternPrices>,
     at: usize,
 }
 
-impl WithVerbs for Make<'_> {
+impl WithVerbs for Make {
     type Output = Result<Box<dyn Actor>>;
 
     fn with<Request: Verb, Response: Verb, const INLINE: bool>(self) -> Self::Output {
@@ -52,15 +58,12 @@ impl WithVerbs for Make<'_> {
     }
 }
 
-impl Make<'_> {
+impl Make {
     fn make<Request: Verb, Response: Verb, T: Topology + 'static, const INLINE: bool>(
         self,
         topology: impl Fn(usize) -> T,
     ) -> Result<Box<dyn Actor>> {
-        let device = self
-            .part
-            .open_device()
-            .map_err(|e| WorkloadError::at("device", e))?;
+        let device = self.device;
         let seed = bring_up_seed(device.info());
         let first = self.at * self.task.per_actor;
         let config = self.task.config();

@@ -1,6 +1,9 @@
 //! The actor of a responder.
 
+use std::sync::Arc;
+
 use headworks::runtime::{Actor, ActorContext, ActorError, ActorInit, Step};
+use headworks::verbs::Device;
 use headworks_patterns::Responder;
 use headworks_patterns::verb::Verb;
 
@@ -8,7 +11,7 @@ use super::design::{Connections, WithVerbs, with_verbs};
 use super::load::{Counts, RunPhases};
 use super::mail_connect::MailConnect;
 use super::prices::PatternPrices;
-use super::task::{PatternRole, PatternTask};
+use super::task::{PatternRole, PatternTask, inlines};
 use crate::error::{Result, WorkloadError};
 use crate::seeds::bring_up_seed;
 
@@ -19,25 +22,28 @@ pub(super) fn actor(
     prices: Option<PatternPrices>,
 ) -> Result<Box<dyn Actor>> {
     let design = task.design;
-    // Responses travel inline as requests do, if they are short enough.
-    let inline = task.inline && task.response <= headworks_patterns::ports::INLINE_MAX;
-    with_verbs(design, inline, Make { part, task, prices })
+    let device = part.open_device();
+    let device = device.map_err(|e| WorkloadError::at("device", e))?;
+    let inline = inlines(&task, task.response, &*device);
+    let make = Make {
+        device,
+        task,
+        prices,
+    };
+    with_verbs(design, inline, make)
 }
 
-struct Make<'a> {
-    part: &'a ActorInit,
+struct Make {
+    device: Arc<dyn Device>,
     task: PatternTask,
     prices: Option<PatternPrices>,
 }
 
-impl WithVerbs for Make<'_> {
+impl WithVerbs for Make {
     type Output = Result<Box<dyn Actor>>;
 
     fn with<Request: Verb, Response: Verb, const INLINE: bool>(self) -> Self::Output {
-        let device = self
-            .part
-            .open_device()
-            .map_err(|e| WorkloadError::at("device", e))?;
+        let device = self.device;
         let seed = bring_up_seed(device.info());
         let task = &self.task;
         let mut responder =

@@ -209,9 +209,9 @@ impl Results {
         if path.exists() {
             let was: RunOf = read(&path)?;
             if was != run {
-                let of = |run: &RunOf, other: &RunOf| match run.plan == other.plan {
-                    true => format!("{} in {}", run.device, run.world),
-                    false => format!("the plan with {} designs", run.plan.designs.len()),
+                let of = |run: &RunOf, other: &RunOf| match run.plan.difference(&other.plan) {
+                    None => format!("{} in {}", run.device, run.world),
+                    Some((key, value)) => format!("a plan with {key} = {value}"),
                 };
                 return Err(ResultsError::Other {
                     folder: folder.to_owned(),

@@ -90,14 +90,14 @@ impl SideWork {
         self.counts.add(counts.unwrap_or_default());
     }
 
-    fn for_each(self) -> Option<MessageWork> {
+    fn per_message(self) -> Option<MessageWork> {
         if self.is_incomplete || self.messages == 0 {
             return None;
         }
-        let for_each = |sum: u64| sum as f64 / self.messages as f64;
+        let mean = |sum: u64| sum as f64 / self.messages as f64;
         Some(MessageWork {
-            instructions: for_each(self.counts.instructions),
-            cycles: for_each(self.counts.cycles),
+            instructions: mean(self.counts.instructions),
+            cycles: mean(self.counts.cycles),
         })
     }
 }
@@ -310,8 +310,8 @@ impl Coordinator<'_> {
                 None => {}
             }
         }
-        result.requester_work = requesters.for_each();
-        result.responder_work = responders.for_each();
+        result.requester_work = requesters.per_message();
+        result.responder_work = responders.per_message();
         result.bytes_per_second = result.per_second * task.response as f64;
         if task.design.request == super::MessageVerb::Write && places_polled > 0 {
             result.empty_polls = Some(1.0 - requests_found as f64 / places_polled as f64);
@@ -320,5 +320,32 @@ impl Coordinator<'_> {
         let mailboxes = task.responders * (task.requesters * task.outstanding as usize);
         result.empty_mailboxes = 1.0 - under_way / mailboxes as f64;
         result
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_work_of_a_side_is_known_only_if_all_its_threads_are_counted() {
+        let counts = |instructions| {
+            Some(HardwareCounts {
+                instructions,
+                cycles: 2 * instructions,
+            })
+        };
+        let mut side = SideWork::default();
+        assert_eq!(side.per_message(), None);
+        side.add(10, counts(1_000));
+        // A dispatcher works for others' messages.
+        side.add(0, counts(500));
+        let expected = MessageWork {
+            instructions: 150.0,
+            cycles: 300.0,
+        };
+        assert_eq!(side.per_message(), Some(expected));
+        side.add(10, None);
+        assert_eq!(side.per_message(), None);
     }
 }

@@ -1,7 +1,8 @@
 //! One point to measure, which every actor of a run receives, and the roles of the actors.
 
-use headworks::verbs::DeviceInfo;
 use headworks::verbs::time::Duration;
+use headworks::verbs::{Device, DeviceInfo};
+use headworks_patterns::ports::INLINE_MAX;
 use headworks_patterns::verb::Verb;
 use headworks_patterns::{PatternConfig, PatternError};
 use headworks_runtime::{Actor, ActorInit, ActorRegistry};
@@ -261,6 +262,12 @@ fn actor(
         PatternRole::Dispatcher(at) => dispatchers::dispatcher(part, task, prices, at, workers),
         PatternRole::Worker(at) => dispatchers::worker(part, task, prices, at, workers),
     }
+}
+
+/// Returns whether messages of `len` bytes travel inline: if the task wants it and the device takes as many bytes.
+pub(super) fn inlines(task: &PatternTask, len: usize, device: &dyn Device) -> bool {
+    let most = INLINE_MAX.min(device.info().limits.max_inline as usize);
+    task.inline && len <= most
 }
 
 #[cfg(test)]
