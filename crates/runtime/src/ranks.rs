@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::BorrowedFd;
-use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration as Wall, Instant as WallInstant};
 
 use headworks_net::clock;
@@ -98,19 +98,7 @@ struct RunningPart {
 impl Member {
     /// Sends a message. Returns false if the connection has broken.
     fn send(&self, message: &ToChild) -> bool {
-        let mut bytes = Vec::new();
-        // The length of mail was checked before, and other messages are short.
-        if message.encode(&mut bytes).is_err() {
-            return false;
-        }
-        let mut stream = self.stream.lock().unwrap_or_else(PoisonError::into_inner);
-        let sent = stream
-            .as_mut()
-            .is_some_and(|stream| stream.write_all(&bytes).is_ok());
-        if !sent {
-            *stream = None;
-        }
-        sent
+        write(&mut lock(&self.stream), message)
     }
 
     /// Ends the actor that the rank runs, if it runs one.
@@ -119,6 +107,22 @@ impl Member {
             part.events.ended(&part.role, outcome);
         }
     }
+}
+
+/// Writes a message. Returns false if the connection has broken.
+fn write(connection: &mut Option<TcpStream>, message: &ToChild) -> bool {
+    let mut bytes = Vec::new();
+    // The length of mail was checked before, and other messages are short.
+    if message.encode(&mut bytes).is_err() {
+        return false;
+    }
+    let sent = connection
+        .as_mut()
+        .is_some_and(|stream| stream.write_all(&bytes).is_ok());
+    if !sent {
+        *connection = None;
+    }
+    sent
 }
 
 impl Ranks {
@@ -282,15 +286,21 @@ impl World for Ranks {
                 ranks: Arc::clone(&ranks),
             });
         }
-        for (rank, (member, spec)) in self.members.iter().zip(&scenario.actors).enumerate() {
+        // No actor's mail overtakes the start of its receiver: all connections are held until every actor has started.
+        let actors = self.members.iter().zip(&scenario.actors);
+        let mut held: Vec<_> = actors
+            .map(|(member, spec)| (member, spec, lock(&member.stream)))
+            .collect();
+        for (rank, (member, spec, connection)) in held.iter_mut().enumerate() {
             let start = ToChild::Start {
                 spec: spec.clone(),
                 roles: roles.clone(),
             };
-            if !member.send(&start) {
+            if !write(connection, &start) {
                 member.end(ActorOutcome::Failed(format!("rank {rank} is gone")));
             }
         }
+        drop(held);
         Ok(Box::new(RunningRanks {
             audience: EventReceiver::new(roles, events),
             members: Arc::clone(&self.members),

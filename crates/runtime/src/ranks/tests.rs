@@ -5,6 +5,7 @@ use std::thread;
 use super::*;
 use crate::no_device_opener;
 use crate::testing::world_scenarios;
+use crate::{Actor, ActorContext, ActorError, Step, WakeCondition};
 
 /// Makes a socket at a free port of the loopback interface.
 fn loopback_listener() -> io::Result<TcpListener> {
@@ -16,14 +17,16 @@ const LIMIT: Wall = Wall::from_secs(20);
 
 /// Runs `act` in a world of `ranks` ranks.
 fn with_ranks(ranks: usize, act: impl FnOnce(&Ranks)) {
+    with_actors(world_scenarios::actors, ranks, act);
+}
+
+/// As [`with_ranks`], with the actors that `actors` returns.
+fn with_actors(actors: fn() -> ActorRegistry, ranks: usize, act: impl FnOnce(&Ranks)) {
     let listener = loopback_listener().unwrap();
     let address = listener.local_addr().unwrap();
     thread::scope(|scope| {
         for rank in 0..ranks {
-            scope.spawn(move || {
-                let actors = world_scenarios::actors();
-                serve_rank(address, rank, &actors, &no_device_opener(), LIMIT)
-            });
+            scope.spawn(move || serve_rank(address, rank, &actors(), &no_device_opener(), LIMIT));
         }
         let world = Ranks::on(&listener, ranks, LIMIT).unwrap();
         assert_eq!(world.len(), ranks);
@@ -34,6 +37,49 @@ fn with_ranks(ranks: usize, act: impl FnOnce(&Ranks)) {
 #[test]
 fn ranks_run_every_scenario() {
     with_ranks(4, |world| world_scenarios::run_all(world));
+}
+
+/// Sends a mail to `second` in its first step, and ends.
+struct Sender;
+
+impl Actor for Sender {
+    fn step(&mut self, cx: &mut ActorContext<'_>) -> Result<Step, ActorError> {
+        cx.send("second", b"at once")?;
+        Ok(Step::Done)
+    }
+}
+
+/// Ends with its first mail.
+struct Receiver;
+
+impl Actor for Receiver {
+    fn step(&mut self, cx: &mut ActorContext<'_>) -> Result<Step, ActorError> {
+        Ok(match cx.receive() {
+            Some(_) => Step::Done,
+            None => Step::Wait(WakeCondition::mail()),
+        })
+    }
+}
+
+#[test]
+fn mail_does_not_overtake_the_start_of_its_receiver() {
+    fn actors() -> ActorRegistry {
+        let mut actors = ActorRegistry::new();
+        actors.register("sender", |_: &ActorInit| Ok(Box::new(Sender)));
+        actors.register("receiver", |_: &ActorInit| Ok(Box::new(Receiver)));
+        actors
+    }
+    with_actors(actors, 2, |world| {
+        for run in 0..300 {
+            let parts = [("first", "sender"), ("second", "receiver")];
+            let parts = parts.map(|(role, actor)| ActorSpec::new(role, actor));
+            let mut running = world.start(&Scenario::of(parts)).unwrap();
+            while running.outcome("second").is_none() {
+                let event = running.poll(Duration::from_secs(10));
+                assert!(event.is_some(), "run {run}: the mail is lost");
+            }
+        }
+    });
 }
 
 #[test]
