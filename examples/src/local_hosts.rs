@@ -236,8 +236,12 @@ impl ParentWatch {
         gone.is_some_and(|gone| gone.load(Ordering::Relaxed))
     }
 
-    /// Removes the folder of [`LocalHosts`], whose owner is gone. The last process that leaves succeeds.
+    /// Removes the folder of [`LocalHosts`] if nothing is in it any more: its owner is gone. The last process that
+    /// leaves succeeds. Does nothing in a process that no other process of this program started.
     pub(crate) fn leave(&self) {
+        if self.0.is_none() {
+            return;
+        }
         let registry = std::env::var_os("HEADWORKS_FABRIC").map(PathBuf::from);
         if let Some(folder) = registry.as_deref().and_then(Path::parent) {
             // Another process still has files there.

@@ -29,10 +29,14 @@ pub fn run(name: &str, program: impl FnOnce(&[&str], &Interrupt) -> Outcome) -> 
             [DAEMON, host, port, socket] => local_hosts::run_daemon(host, port, socket, interrupt),
             _ => program(args, interrupt),
         };
-        if !starter.is_gone() {
+        let is_gone = starter.is_gone();
+        if is_gone || done.is_err() {
+            // A daemon that ended before this process makes its calls fail, perhaps before the parent's end is noticed.
+            starter.leave();
+        }
+        if !is_gone {
             return done;
         }
-        starter.leave();
         // Its parent is gone, so nobody needs its result, and what it uses may be gone as well.
         Ok(())
     })
