@@ -9,7 +9,9 @@ use std::time::Duration;
 use anyhow::Context;
 use clap::{Args, Subcommand, ValueEnum};
 use headworks::net::Interrupt;
-use headworks::runtime::{ActorRegistry, InProcess, Processes, Ranks, World, serve_rank};
+use headworks::runtime::{
+    ACTORS_MAX, ActorRegistry, InProcess, Processes, Ranks, World, serve_rank,
+};
 use headworks::sim::{Setting, SimWorld, is_simulated};
 use headworks::verbs::DeviceName;
 use headworks_experiments::patterns::advice::{Described, RankedBy, advise};
@@ -85,7 +87,7 @@ pub(crate) struct Run {
 /// Arguments of `headworks advise`.
 #[derive(Args)]
 pub(crate) struct Advise {
-    /// Number of requesters, each with a thread of its own
+    /// Number of requesters, as in the plan: its requesters_per_thread says how many share a thread
     #[arg(long)]
     requesters: usize,
     /// Number of responders
@@ -283,6 +285,13 @@ fn measure(run: &Run, ranks: Option<Ranks>) -> anyhow::Result<()> {
         )));
     }
     let devices = [run.device.clone(), options.peer()];
+    if devices.iter().any(is_simulated) && devices[0] != devices[1] {
+        return Err(bad_input(format_args!(
+            "--peer-device {}: a simulated run has one device for both sides, and --device is {}",
+            devices[1], devices[0]
+        )));
+    }
+    check_actors(&plan, is_simulated(&run.device))?;
     for device in &devices {
         let device = headworks::open(device)?;
         if !is_simulated(&run.device) {
@@ -305,22 +314,33 @@ fn measure(run: &Run, ranks: Option<Ranks>) -> anyhow::Result<()> {
         .settings()
         .map(|setting| format!(" {setting}"))
         .collect();
-    let device = format!("{}{settings}", run.device);
+    let peer = match &run.peer_device {
+        Some(peer) if *peer != run.device => format!(" to {peer}"),
+        _ => String::new(),
+    };
+    let device = format!("{}{peer}{settings}", run.device);
     let results = Results::open(&run.out, RunOf::new(device, name, plan.clone()));
-    let results = results.map_err(refused)?;
+    let results = results.map_err(|why| match why {
+        ResultsError::Io { path, source } => bad_input(format_args!(
+            "--out {}: {}: {source}",
+            run.out.display(),
+            path.display()
+        )),
+        other => bad_input(other),
+    })?;
     // Installed before anything exists that a signal could leave behind.
     let interrupt = Interrupt::install().context("catching signals")?;
     let (stop, over) = (AtomicBool::new(false), AtomicBool::new(false));
     let measured = std::thread::scope(|scope| {
+        // Also if measuring panics: the scope waits for its threads.
+        let _ends = SetOnDrop(&over);
         scope.spawn(|| {
             while !over.load(Ordering::Relaxed) {
                 stop.fetch_or(interrupt.is_raised(), Ordering::Relaxed);
                 std::thread::sleep(INTERRUPT_CHECK_INTERVAL);
             }
         });
-        let measured = points(&plan, &options, &devices, ranks.as_ref(), &results, &stop);
-        over.store(true, Ordering::Relaxed);
-        measured
+        points(&plan, &options, &devices, ranks.as_ref(), &results, &stop)
     });
     drop(ranks);
     if measured.is_err() {
@@ -331,6 +351,28 @@ fn measure(run: &Run, ranks: Option<Ranks>) -> anyhow::Result<()> {
     }
     measured?;
     print(&table(&results.all().map_err(refused)?))
+}
+
+/// Sets a flag when it is dropped.
+struct SetOnDrop<'a>(&'a AtomicBool);
+
+impl Drop for SetOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Checks that no point has more actors than a scenario can have.
+fn check_actors(plan: &Plan, is_simulated: bool) -> anyhow::Result<()> {
+    for point in plan.points()? {
+        let actors = plan.task(&point, is_simulated).actors();
+        if actors > ACTORS_MAX {
+            return Err(bad_input(format_args!(
+                "{point}: {actors} threads, and {ACTORS_MAX} are the most: lower requesters or responders"
+            )));
+        }
+    }
+    Ok(())
 }
 
 fn points(
@@ -498,6 +540,29 @@ pub(crate) fn advise_design(command: &Advise) -> anyhow::Result<()> {
         By::Tail => RankedBy::Tail,
     };
     let advice = advise(&results.all().map_err(refused)?, described, by).map_err(bad_input)?;
+    let wanted = results.run.plan.points()?.into_iter().filter(|point| {
+        (
+            point.requesters,
+            point.responders,
+            point.response,
+            point.outstanding,
+        ) == (
+            described.requesters,
+            described.responders,
+            described.response,
+            described.outstanding,
+        )
+    });
+    let is_ranked = |design| {
+        advice
+            .ranked
+            .iter()
+            .any(|(point, _)| point.design == design)
+    };
+    let missing: Vec<String> = wanted
+        .filter(|point| !is_ranked(point.design))
+        .map(|point| point.design.to_string())
+        .collect();
     let shown = |score: f64| match by {
         RankedBy::Rate => format!("{:.3} M responses/s", score / 1e6),
         RankedBy::Tail => format!("{:.2} µs at the 99th percentile", score / 1e3),
@@ -512,6 +577,9 @@ pub(crate) fn advise_design(command: &Advise) -> anyhow::Result<()> {
             _ => String::new(),
         };
         text += &format!("{}. {}: {}{gap}\n", place + 1, point.design, shown(*score));
+    }
+    if !missing.is_empty() {
+        text += &format!("Not measured yet: {}.\n", missing.join(", "));
     }
     if !advice.is_clear {
         text += "The repeats of the first two overlap: their order may be noise.\n";

@@ -88,6 +88,50 @@ fn a_plan_runs_on_rdma_devices_and_their_counters_grow() {
 }
 
 #[test]
+fn a_folder_that_cannot_take_results_or_lost_what_they_are_of_is_refused() {
+    let env = TestEnv::new();
+    let plan = plan(&env, SHORT);
+    let place = ["--place", "threads"];
+    fails(
+        &env,
+        &[&["patterns", "run", &plan, "--out", &plan][..], &place].concat(),
+        2,
+        "--out ",
+    );
+    let (path, out) = folder(&env);
+    let args = [&["patterns", "run", &plan, "--out", &out][..], &place].concat();
+    printed(&env, &args);
+    let point = |design: &str| path.join(format!("{design}-64b-1to1-1.json"));
+    std::fs::copy(point("WriteWrite"), point("SendSend")).expect("a point");
+    let show = ["patterns", "show", &out];
+    fails(
+        &env,
+        &show,
+        2,
+        "it has the results of WriteWrite, 64 B, 1:1",
+    );
+    std::fs::remove_file(point("SendSend")).expect("a point");
+    let advise = [
+        "advise",
+        "--requesters",
+        "1",
+        "--response",
+        "64",
+        "--results",
+        &out,
+    ];
+    let advice = printed(&env, &advise);
+    assert!(advice.contains("Not measured yet: SendSend."), "{advice}");
+    std::fs::write(path.join("run.json"), "{").expect("a file");
+    fails(&env, &show, 2, "use another folder");
+    std::fs::remove_file(path.join("run.json")).expect("a file");
+    for args in [&show[..], &args, &advise] {
+        fails(&env, args, 2, "has points and no run.json");
+    }
+    env.is_clean();
+}
+
+#[test]
 fn dispatchers_run_in_threads_and_are_refused_in_processes() {
     let env = TestEnv::new();
     let plan = plan(
@@ -236,6 +280,19 @@ fn bad_input_is_one_line_that_names_it() {
         &["--place", "threads"],
         "responses = 8GiB: a multiple of 8 from 64 to 1GiB",
     );
+    for many in ["1025", "9223372036854775807"] {
+        let text = format!("{SHORT}requesters = [{many}]\nrequesters_per_thread = 1\n");
+        run(
+            &text,
+            &["--place", "threads"],
+            "threads, and 1024 are the most",
+        );
+    }
+    run(
+        SHORT,
+        &["--device", "sim:cx5-100g", "--peer-device", "sim:cx6-100g"],
+        "a simulated run has one device for both sides",
+    );
     run(
         &SHORT.replace("64", "60"),
         &["--place", "threads"],
@@ -285,6 +342,13 @@ fn bad_input_is_one_line_that_names_it() {
     assert_eq!(
         printed(&env, &["patterns", "show", &out]).lines().count(),
         3
+    );
+    // So do those of other devices.
+    let peer = ["--place", "threads", "--peer-device", "soft:h9"];
+    run(
+        SHORT,
+        &peer,
+        "of soft in threads, not of soft to soft:h9 in threads",
     );
     // So do those of another version.
     let run_file = path.join("run.json");

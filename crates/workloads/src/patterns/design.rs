@@ -109,7 +109,8 @@ impl fmt::Display for Design {
 /// A text is not the name of a design.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "{0:?} is not a design: use WriteWrite, SendSend, WriteSend or SendWrite, then +flag or +dense, then +dispatcher"
+    "{0:?} is not a design: use WriteWrite, SendSend, WriteSend or SendWrite, then +flag or +dense (where a Write is), \
+     then +dispatcher"
 )]
 pub struct DesignError(String);
 
@@ -137,7 +138,10 @@ impl FromStr for Design {
             }
             (last, design) = (rank, next);
         }
-        Ok(design)
+        match design.has_mailboxes() || design.flag == MailboxFlag::InMessage {
+            true => Ok(design),
+            false => Err(wrong()),
+        }
     }
 }
 
@@ -189,7 +193,14 @@ mod tests {
         let dense = Design::PAIRS[0].with_flag(MailboxFlag::Dense).dispatched();
         assert_eq!(dense.to_string(), "WriteWrite+dense+dispatcher");
         assert_eq!("writewrite+dense+dispatcher".parse(), Ok(dense));
-        for wrong in ["", "ReadWrite", "WriteWrite+", "WriteWrite+dispatcher+flag"] {
+        for wrong in [
+            "",
+            "ReadWrite",
+            "WriteWrite+",
+            "WriteWrite+dispatcher+flag",
+            "SendSend+flag",
+            "SendSend+dense+dispatcher",
+        ] {
             let error = wrong.parse::<Design>().unwrap_err().to_string();
             assert!(error.contains("SendSend"), "{error}");
         }

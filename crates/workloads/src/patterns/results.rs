@@ -61,6 +61,17 @@ pub enum ResultsError {
         /// Description of the damage.
         why: String,
     },
+    /// The file that describes the run is damaged.
+    #[error("{}: {why}; use another folder", path.display())]
+    DamagedRun {
+        /// The file.
+        path: PathBuf,
+        /// Description of the damage.
+        why: String,
+    },
+    /// The folder has points, but no description of their run.
+    #[error("{} has points and no {RUN}, which says what they are of; use another folder", .0.display())]
+    NoRun(PathBuf),
     /// The folder has no results.
     #[error("{} has no results: run `headworks patterns run` first", .0.display())]
     Empty(PathBuf),
@@ -187,6 +198,24 @@ fn read<T: for<'de> Deserialize<'de>>(path: &Path) -> Result<T, ResultsError> {
     serde_json::from_slice(&bytes).map_err(damaged)
 }
 
+/// Reads the description of a run.
+fn read_run(path: &Path) -> Result<RunOf, ResultsError> {
+    read(path).map_err(|why| match why {
+        ResultsError::Damaged { path, why } => ResultsError::DamagedRun { path, why },
+        other => other,
+    })
+}
+
+/// Whether a folder has files of points.
+fn has_points(folder: &Path) -> bool {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    entries.into_iter().any(|entry| {
+        let path = entry.path();
+        let is_point = path.extension().is_some_and(|suffix| suffix == "json");
+        is_point && !path.ends_with(RUN)
+    })
+}
+
 fn write(path: &Path, value: &impl Serialize) -> Result<(), ResultsError> {
     let text = serde_json::to_vec_pretty(value).expect("plain data has a JSON form");
     atomic_file::replace(path, &text).map_err(io_at(path))
@@ -207,7 +236,7 @@ impl Results {
         }
         let path = folder.join(RUN);
         if path.exists() {
-            let was: RunOf = read(&path)?;
+            let was = read_run(&path)?;
             if was != run {
                 let of = |run: &RunOf, other: &RunOf| match run.plan.difference(&other.plan) {
                     None => format!("{} in {}", run.device, run.world),
@@ -219,6 +248,8 @@ impl Results {
                     is: of(&run, &was),
                 });
             }
+        } else if has_points(folder) {
+            return Err(ResultsError::NoRun(folder.to_owned()));
         } else {
             write(&path, &run)?;
         }
@@ -237,11 +268,14 @@ impl Results {
     pub fn load(folder: &Path) -> Result<Self, ResultsError> {
         let path = folder.join(RUN);
         if !path.exists() {
-            return Err(ResultsError::Empty(folder.to_owned()));
+            return Err(match has_points(folder) {
+                true => ResultsError::NoRun(folder.to_owned()),
+                false => ResultsError::Empty(folder.to_owned()),
+            });
         }
         Ok(Self {
             folder: folder.to_owned(),
-            run: read(&path)?,
+            run: read_run(&path)?,
             _lock: None,
         })
     }
@@ -257,10 +291,19 @@ impl Results {
     /// Its file is damaged, or has another version.
     pub fn get(&self, point: &PlanPoint) -> Result<Option<MeasuredPoint>, ResultsError> {
         let path = self.path(point);
-        match path.exists() {
-            true => read(&path).map(Some),
-            false => Ok(None),
+        if !path.exists() {
+            return Ok(None);
         }
+        let found: MeasuredPoint = read(&path)?;
+        let is_rate = |rate: &f64| rate.is_finite() && *rate >= 0.0;
+        let why = if found.point != *point {
+            format!("it has the results of {}", found.point)
+        } else if !found.per_second.iter().all(is_rate) {
+            "a rate is negative".to_owned()
+        } else {
+            return Ok(Some(found));
+        };
+        Err(ResultsError::Damaged { path, why })
     }
 
     /// Stores a measured point. Its file is complete or absent, whenever this process dies.
@@ -282,7 +325,7 @@ impl Results {
             .run
             .plan
             .points()
-            .map_err(|why| ResultsError::Damaged {
+            .map_err(|why| ResultsError::DamagedRun {
                 path: self.folder.join(RUN),
                 why: why.to_string(),
             })?;

@@ -177,6 +177,17 @@ impl PatternTask {
         self.requesters.div_ceil(self.per_actor)
     }
 
+    /// Returns the number of all actors: responders, requesters' threads, and the workers of dispatchers.
+    pub fn actors(&self) -> usize {
+        let workers = match self.design.connections {
+            Connections::Private => 0,
+            Connections::Dispatcher => self.requesters,
+        };
+        self.requester_actors()
+            .saturating_add(self.responders)
+            .saturating_add(workers)
+    }
+
     /// Returns how many requesters actor `actor` plays. The last may have fewer.
     pub fn played_by(&self, actor: usize) -> usize {
         let first = actor * self.per_actor;
