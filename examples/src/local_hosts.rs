@@ -124,6 +124,7 @@ pub(crate) fn run_daemon(host: &str, port: &str, socket: &str, interrupt: &Inter
         socket: socket.into(),
         is_for_all: false,
         metrics: None,
+        registry: Some(headworks::registry()?),
         drain: Duration::ZERO,
         daemon: DaemonLimits::default(),
     };

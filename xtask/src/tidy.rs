@@ -38,6 +38,7 @@ const UNSAFE: &[&str] = &[
     "crates/ibverbs/src/raw.rs",
     "crates/ibverbs/src/raw/",
     "crates/net/src/qp_stream/region_copy.rs",
+    "crates/net/src/signals.rs",
     "crates/ring/src/model.rs",
     "crates/ring/src/slot_array.rs",
     "crates/baselines/src/bare.rs",

@@ -5,12 +5,18 @@
 //! α slots. The receiver reads the slot in place and stores its head every γ slots. Each message takes
 //! one slot. There are no headers, wrap-around skips or errors.
 
-use std::os::fd::AsRawFd;
-use std::sync::Arc;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 
 use headworks_ring::{MessageReceiver, MessageSender, RingError, SendError};
 use headworks_shm::cursor::{Consumer, Cursor, Producer};
-use headworks_shm::{HugePages, SegmentError, SegmentRequest, SharedSegment, View, open_fd_of};
+use headworks_shm::{
+    DescriptorClient, DescriptorRequest, DescriptorSource, HugePages, Member, ProcessId, Registry,
+    RegistryError, SegmentError, SegmentRequest, SharedSegment, View,
+};
+use serde::{Deserialize, Serialize};
 
 /// Bytes in front of the array: one cache line each for tail and head.
 const LINES: usize = 128;
@@ -24,6 +30,28 @@ pub struct BareSegment {
     view: View,
     slots: usize,
     slot_size: usize,
+    offered: Option<Arc<OfferedSegment>>,
+}
+
+/// Where another process finds a bare ring; valid as long as the [`BareSegment`] that offered it exists.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BareOffer {
+    slot: u32,
+    generation: u64,
+    object: u64,
+}
+
+/// A segment that this process hands out.
+#[derive(Debug)]
+struct OfferedSegment {
+    segment: Arc<SharedSegment>,
+    _member: Arc<Member>,
+}
+
+impl DescriptorSource for OfferedSegment {
+    fn descriptors(&self, _: DescriptorRequest) -> io::Result<Option<Vec<OwnedFd>>> {
+        Ok(Some(vec![self.segment.fd().try_clone_to_owned()?]))
+    }
 }
 
 /// The sending end. It owns the sender's array.
@@ -81,27 +109,58 @@ impl BareSegment {
             segment,
             slots,
             slot_size,
+            offered: None,
         }
     }
 
-    /// Returns this process's id and the segment's descriptor, for [`BareSegment::join`] in another
-    /// process. They are valid as long as this segment exists.
-    pub fn offer(&self) -> (u32, i32) {
-        (std::process::id(), self.segment.fd().as_raw_fd())
+    /// Offers the ring to another process of the user, which calls [`BareSegment::join`].
+    ///
+    /// # Errors
+    ///
+    /// Those of the registry.
+    pub fn offer(&mut self) -> Result<BareOffer, RegistryError> {
+        static OBJECTS: AtomicU64 = AtomicU64::new(1);
+        let member = Registry::open_default()?.join()?;
+        let ProcessId { slot, generation } = member.id();
+        // Contexts and common segments have other objects.
+        let object = 1 << 62 | OBJECTS.fetch_add(1, Ordering::Relaxed);
+        let offered = Arc::new(OfferedSegment {
+            segment: self.segment.clone(),
+            _member: member.clone(),
+        });
+        let source: Weak<OfferedSegment> = Arc::downgrade(&offered);
+        member.serve(object, source)?;
+        self.offered = Some(offered);
+        Ok(BareOffer {
+            slot,
+            generation,
+            object,
+        })
     }
 
-    /// Opens the ring that process `pid` offers as `fd`. Both ends must use the same slot count and
-    /// slot size.
-    pub fn join(pid: u32, fd: i32, slots: usize, slot_size: usize) -> Result<Self, SegmentError> {
-        let fd = open_fd_of(pid, fd).map_err(|source| SegmentError::Os {
-            step: "opening the other process's bare ring",
+    /// Opens a ring that another process offers. Both ends must use the same slot count and slot size.
+    ///
+    /// # Errors
+    ///
+    /// The other process is dead or has ended its offer, and the errors of the registry.
+    pub fn join(offer: BareOffer, slots: usize, slot_size: usize) -> Result<Self, RegistryError> {
+        let failed = |source| RegistryError::Segment {
+            what: "another process's bare ring".to_owned(),
             source,
-        })?;
-        Ok(Self::over(
-            Arc::new(SharedSegment::attach(fd)?),
-            slots,
-            slot_size,
-        ))
+        };
+        let process = ProcessId {
+            slot: offer.slot,
+            generation: offer.generation,
+        };
+        let mut client = DescriptorClient::connect(&Registry::open_default()?, process)?;
+        let found = match &mut client {
+            Some(client) => client.descriptors(offer.object, DescriptorRequest::default())?,
+            None => None,
+        };
+        let fd = found.and_then(|all| all.into_iter().next());
+        let fd = fd.ok_or_else(|| failed(SegmentError::Foreign("it is not offered any more")))?;
+        let segment = SharedSegment::attach(fd).map_err(failed)?;
+        Ok(Self::over(Arc::new(segment), slots, slot_size))
     }
 
     fn cursor(&self, offset: usize) -> &Cursor {

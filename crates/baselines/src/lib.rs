@@ -22,7 +22,7 @@ pub mod paper_baselines;
 pub mod word_memory;
 pub mod writes;
 
-pub use bare::{BareReceiver, BareSegment, BareSender};
+pub use bare::{BareOffer, BareReceiver, BareSegment, BareSender};
 pub use end::{End, EndError, EndSizes};
 pub use word_memory::WordMemory;
 pub use writes::{CompletedWrite, WriteWindow, Writes, WritesError};

@@ -116,7 +116,7 @@ impl ConfigFile {
 }
 
 pub(crate) fn run(command: &Daemon, verbose: u8) -> anyhow::Result<()> {
-    let chosen = resolve_options(command)?;
+    let mut chosen = resolve_options(command)?;
     let journal = StderrLog::of_stderr();
     crate::log(chosen.level.max(crate::level(verbose)), journal.clone());
     if command.check {
@@ -136,6 +136,12 @@ pub(crate) fn run(command: &Daemon, verbose: u8) -> anyhow::Result<()> {
     })?;
     // Every failure to serve is bad input: a higher limit or another address, port or path remedies it.
     let device = chosen.open()?;
+    chosen.shell.registry = match (headworks::registry(), chosen.device.kind()) {
+        (Ok(registry), _) => Some(registry),
+        (Err(error), "soft") => return Err(exit_status::bad_input(error)),
+        // A NIC needs no registry. Daemons of this machine then meet over the network.
+        (Err(_), _) => None,
+    };
     let shell = DaemonServer::open(device.clone(), &chosen.shell);
     let mut shell = shell.map_err(exit_status::bad_input)?;
     let serves = format!(
@@ -249,6 +255,7 @@ fn resolve_options(command: &Daemon) -> anyhow::Result<DaemonDevice> {
             socket,
             is_for_all: users == Some(AllowedUsers::All),
             metrics,
+            registry: None,
             drain: Duration::from_secs(drain.unwrap_or(DRAIN_SECONDS).into()),
             daemon: settings.limits,
         },

@@ -24,6 +24,7 @@ use headworks_net::{
     ControlStream, Interrupt, Listener, NetError, WaitPhase, Waiter, WakeReason, clock,
 };
 use headworks_runtime::{ActorContext, StandaloneContext};
+use headworks_shm::{Registry, process_limits};
 use headworks_verbs::{Device, Duration, Instant};
 use rustix::event::{PollFd, PollFlags, epoll};
 use rustix::io::Errno;
@@ -71,6 +72,9 @@ pub struct ServerConfig {
     pub is_for_all: bool,
     /// Where metrics are served in Prometheus's text format, if anywhere.
     pub metrics: Option<MetricsAt>,
+    /// Registry in which daemons of this machine find each other, if there is one: those in it meet over a Unix
+    /// socket, wherever their network namespaces are.
+    pub registry: Option<Arc<Registry>>,
     /// How long connections may go on after the daemon is told to terminate.
     pub drain: Duration,
     /// Sizes and limits.
@@ -143,6 +147,8 @@ fn system(what: &'static str) -> impl FnOnce(Errno) -> ServerError {
 enum Token {
     Applications,
     Daemons,
+    /// Daemons of this machine.
+    LocalDaemons,
     Device,
     Threads,
     Session(SessionId),
@@ -156,6 +162,7 @@ impl Token {
             Self::Daemons => 1,
             Self::Device => 2,
             Self::Threads => 3,
+            Self::LocalDaemons => 4,
             // Sessions and peers share one sequence of numbers, which begins at 1.
             Self::Session(session) => session.0 << 2 | 1 << 63,
             Self::Peer(peer) => peer.0 << 2 | 1 << 62,
@@ -169,6 +176,7 @@ impl Token {
             1 => Self::Daemons,
             2 => Self::Device,
             3 => Self::Threads,
+            4 => Self::LocalDaemons,
             _ if bits >> 63 == 1 => Self::Session(SessionId(number)),
             _ => Self::Peer(PeerId(number)),
         }
@@ -219,6 +227,9 @@ struct Inner {
     epoll: Arc<OwnedFd>,
     applications: PacketListener,
     daemons: Listener,
+    /// Where daemons of this machine call.
+    local_daemons: Option<Listener>,
+    registry: Option<Arc<Registry>>,
     port: u16,
     sessions: BTreeMap<SessionId, Attached>,
     subscriptions: Subscriptions,
@@ -249,6 +260,12 @@ impl DaemonServer {
     /// [`ServerError`].
     pub fn open(device: Arc<dyn Device>, config: &ServerConfig) -> Result<Self, ServerError> {
         config.daemon.check()?;
+        // Each connection that is watched, each peer and each slab takes descriptors.
+        if let Some((before, after)) = process_limits::raise_open_files()
+            && after > before
+        {
+            tracing::info!("raised the limit of open files from {before} to {after}");
+        }
         let path = &config.socket;
         let mode = if config.is_for_all { 0o666 } else { 0o600 };
         let applications = PacketListener::bind(path, mode);
@@ -260,6 +277,11 @@ impl DaemonServer {
         let daemons = Listener::bind_tcp(&listen.to_string())?;
         // The configuration may ask for any port.
         let port = daemons.address().map_or(config.port, |at| at.port());
+        let local_name = daemons::local_name(SocketAddr::new(config.identity.address, port));
+        let local_daemons = match &config.registry {
+            Some(registry) => Some(Listener::bind(registry, &local_name)?),
+            None => None,
+        };
         let made = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(system("epoll"))?;
         let epoll = Arc::new(made);
         let pipe = rustix::pipe::PipeFlags::CLOEXEC | rustix::pipe::PipeFlags::NONBLOCK;
@@ -286,6 +308,8 @@ impl DaemonServer {
             epoll: epoll.clone(),
             applications,
             daemons,
+            local_daemons,
+            registry: config.registry.clone(),
             port,
             sessions: BTreeMap::new(),
             subscriptions: Subscriptions::default(),
@@ -419,7 +443,11 @@ impl Inner {
     fn accept_daemon(&mut self) -> Result<(), ServerError> {
         self.closed_until = None;
         self.watch(&self.applications, Token::Applications)?;
-        self.watch(&self.daemons, Token::Daemons)
+        self.watch(&self.daemons, Token::Daemons)?;
+        match &self.local_daemons {
+            Some(listener) => self.watch(listener, Token::LocalDaemons),
+            None => Ok(()),
+        }
     }
 
     /// Stops accepting callers for a while, since there is no descriptor for the next one. It stays in the
@@ -427,7 +455,8 @@ impl Inner {
     fn pause_accepting(&mut self, who: &str, error: &dyn std::fmt::Display) {
         tracing::warn!("{who}: {error}; raise the limit of open files");
         let listeners = [self.applications.as_fd(), self.daemons.as_fd()];
-        for listener in listeners {
+        let local = self.local_daemons.as_ref().map(AsFd::as_fd);
+        for listener in listeners.into_iter().chain(local) {
             // This fails for a listener that is not watched, which is what is wanted.
             let _ = epoll::delete(&*self.epoll, listener);
         }
@@ -477,7 +506,8 @@ impl Inner {
         for event in events {
             match Token::from_bits(event.data.u64()) {
                 Token::Applications => self.greet_applications(),
-                Token::Daemons => self.greet_daemons(),
+                Token::Daemons => self.greet_daemons(false),
+                Token::LocalDaemons => self.greet_daemons(true),
                 Token::Threads => self.handle_thread_messages(),
                 // The next step polls the device. A completion queue stays armed if something else woke this
                 // thread, so its event may arrive while nothing is armed here. Disarming consumes the event.
@@ -511,7 +541,7 @@ impl Inner {
             .flat_map(|one| &mut one.applications);
         for application in all {
             let attached = self.sessions.get(&application.session);
-            application.pid = attached.and_then(|one| one.socket.pid().ok());
+            application.pid = attached.and_then(|one| one.socket.pid().ok()?);
         }
         let usage = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
         let process = ProcessMetrics {
@@ -573,6 +603,7 @@ mod tests {
         for token in [
             Token::Applications,
             Token::Daemons,
+            Token::LocalDaemons,
             Token::Device,
             Token::Threads,
             Token::Session(SessionId(1)),

@@ -170,6 +170,7 @@ pub(crate) fn is_wrong_registry(error: &RegistryError) -> bool {
             | RegistryError::Owner { .. }
             | RegistryError::Mode { .. }
             | RegistryError::NotDirectory { .. }
+            | RegistryError::PathTooLong { .. }
     )
 }
 

@@ -5,6 +5,7 @@ pub use headworks_softnic::inspect::{
     RegistrySnapshot, SharedReceiveQueueSnapshot, UnreadableContext,
 };
 
+pub use headworks_shm::ProcessId;
 use headworks_shm::Registry;
 use headworks_verbs::OpenError;
 

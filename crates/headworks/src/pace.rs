@@ -244,8 +244,13 @@ fn shared(info: &DeviceInfo, is_real: bool) -> Result<Arc<SharedRate>, BoxError>
         };
         (Arc::new(SharedSegment::create(&request)?), None)
     };
+    let share = SharedPacing::over(View::from(segment))?;
+    let share = match &claim {
+        Some(claim) => share.shared_by(claim.member().clone()),
+        None => share,
+    };
     Ok(Arc::new(SharedRate {
-        share: SharedPacing::over(View::from(segment))?,
+        share,
         _claim: claim,
     }))
 }

@@ -20,9 +20,8 @@
 //! sending and receiving take no lock and make no system call.
 //!
 //! A process that forks keeps its connections. The child's copies are inert: every call fails with
-//! [`ServiceError::Forked`], and dropping them has no effect. The child may attach itself. While the child
-//! lives, its copy of the socket keeps the daemon from noticing that the parent died, unless the child
-//! executes another program.
+//! [`ServiceError::Forked`], and dropping them has no effect. The child may attach itself. The C library's fork
+//! closes the child's copy of the socket, so the daemon notices the parent's death while the child lives.
 //!
 //! # Polling
 //!

@@ -268,8 +268,14 @@ fn takes_part(name: &str) -> bool {
     let commons = fabric.common_segments().expect("it can be read");
     let is_ours = commons
         .iter()
-        .any(|(_, held)| held.process.pid == std::process::id());
+        .any(|(_, held)| pid_of(&fabric, held) == std::process::id());
     is_ours && pace::status(device.info()).is_some()
+}
+
+/// Returns the process id of a holder.
+fn pid_of(fabric: &Registry, held: &headworks_shm::CommonSegmentRecord) -> u32 {
+    let process = fabric.process_record(held.process).expect("the registry");
+    process.expect("it lives").pid
 }
 
 fn new_registry() -> (tempfile::TempDir, Arc<Registry>) {
@@ -286,7 +292,7 @@ struct SharedRateView {
     share: SharedPacing,
 }
 
-fn read_shared_rate(fabric: &Registry) -> SharedRateView {
+fn read_shared_rate(fabric: &Arc<Registry>) -> SharedRateView {
     let commons = fabric.common_segments().expect("the registry");
     let (key, record) = commons.first().expect("somebody paces");
     let one = |(other, held): &(String, _)| {
@@ -294,15 +300,22 @@ fn read_shared_rate(fabric: &Registry) -> SharedRateView {
         other == key && held.inode == record.inode
     };
     assert!(commons.iter().all(one), "one RNIC, one memory");
-    let mut pids: Vec<_> = commons.iter().map(|(_, held)| held.process.pid).collect();
+    let mut pids: Vec<_> = commons
+        .iter()
+        .map(|(_, held)| pid_of(fabric, held))
+        .collect();
     pids.sort_unstable();
-    let segment = record.attach_read_only().expect("memory");
+    let segment = fabric
+        .attach_common_segment_read_only(record)
+        .expect("memory");
     let segment = segment.expect("a living process's");
     let view = View::from(Arc::new(segment));
     SharedRateView {
         key: key.clone(),
         pids,
-        share: SharedPacing::over(view.clone()).expect("long enough"),
+        share: SharedPacing::over(view.clone())
+            .expect("long enough")
+            .observed_in(fabric.clone()),
         view,
     }
 }

@@ -6,13 +6,15 @@ use std::net::{IpAddr, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
+use headworks_shm::descriptor_passing::peer_credentials;
+use headworks_shm::fork::CloseOnFork;
 use headworks_verbs::bringup::{ConnectionParams, Hello};
 use headworks_verbs::{DeviceInfo, QueuePair};
 use rustix::event::PollFlags;
 use rustix::io::Errno;
 use rustix::net::sockopt::{
     set_socket_keepalive, set_tcp_keepcnt, set_tcp_keepidle, set_tcp_keepintvl, set_tcp_nodelay,
-    set_tcp_user_timeout, socket_peercred,
+    set_tcp_user_timeout,
 };
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 use rustix::process::geteuid;
@@ -56,7 +58,8 @@ pub struct ControlStream {
 /// The transport of a control stream.
 #[derive(Debug)]
 enum ControlIo {
-    Socket(OwnedFd),
+    /// A forked child does not keep it, so the peer notices this process's death even if a child lives on.
+    Socket(CloseOnFork<OwnedFd>),
     Transport(Box<dyn ControlTransport>),
 }
 
@@ -89,13 +92,13 @@ impl ControlStream {
     /// A control stream over a connected Unix socket. Refuses a peer of another user.
     pub fn from_unix(stream: impl Into<OwnedFd>) -> Result<Self, NetError> {
         let socket = stream.into();
-        let peer = socket_peercred(&socket).map_err(NetError::system("peer credentials"))?;
-        let (theirs, ours) = (peer.uid.as_raw(), geteuid().as_raw());
+        let peer = peer_credentials(&socket).map_err(NetError::system("peer credentials"))?;
+        let (theirs, ours) = (peer.user, geteuid().as_raw());
         if theirs != ours {
             return Err(NetError::OtherUser { theirs, ours });
         }
-        let peer_pid = peer.pid.as_raw_nonzero().get().unsigned_abs();
-        Ok(Self::new(ControlIo::Socket(socket), Some(peer_pid)))
+        let socket = ControlIo::Socket(CloseOnFork::new(socket));
+        Ok(Self::new(socket, peer.pid))
     }
 
     /// Makes a control stream over a transport that is no socket, such as a [`QpStream`](super::QpStream).
@@ -117,7 +120,8 @@ impl ControlStream {
             // Keepalive does not cover data that was sent and not acknowledged; this does.
             .and_then(|()| set_tcp_user_timeout(&stream, KEEPALIVE_TIMEOUT_S * 1000));
         set.map_err(NetError::system("a TCP socket"))?;
-        let control = Self::new(ControlIo::Socket(stream.into()), None);
+        let socket = ControlIo::Socket(CloseOnFork::new(stream.into()));
+        let control = Self::new(socket, None);
         Ok(control.with_peer_host(peer))
     }
 
@@ -134,7 +138,7 @@ impl ControlStream {
     }
 
     /// Process id of the other end, as the kernel recorded it when the control stream was made. `None` if the other end
-    /// is on another host.
+    /// is on another host, or in a PID namespace whose ids this one does not have.
     pub fn peer_pid(&self) -> Option<u32> {
         self.peer_pid
     }

@@ -37,6 +37,7 @@ pub mod framing;
 pub mod packets;
 pub mod qp_stream;
 pub mod rendezvous;
+#[allow(unsafe_code, reason = "asks for the handling of a signal")]
 pub mod signals;
 pub mod waiting;
 

@@ -6,26 +6,25 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
+use headworks_shm::descriptor_passing::{self, ReceivedMessage, peer_credentials};
+use headworks_shm::fork::CloseOnFork;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
-use rustix::net::sockopt::socket_peercred;
 use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
-    SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
-    accept_with, bind, connect, listen, recvmsg, sendmsg, socket_with,
+    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect, listen,
+    socket_with,
 };
 
 /// Longest packet in bytes.
 pub const PACKET_MAX: usize = 4096;
-/// Most files in one packet; the kernel's limit.
-const FILES_MAX: usize = 253;
 /// Most connections that may wait to be accepted.
 const BACKLOG: i32 = 128;
 const FLAGS: SocketFlags = SocketFlags::CLOEXEC.union(SocketFlags::NONBLOCK);
 
-/// One end of a packet connection. Readable ([`AsFd`]) when a packet waits or the other end is gone.
+/// One end of a packet connection. Readable ([`AsFd`]) when a packet waits or the other end is gone. A forked child
+/// does not keep it, so the other end notices this process's death even if a child lives on.
 #[derive(Debug)]
-pub struct PacketSocket(OwnedFd);
+pub struct PacketSocket(CloseOnFork<OwnedFd>);
 
 /// A received packet.
 #[derive(Debug)]
@@ -61,7 +60,7 @@ impl PacketSocket {
     pub fn dial(path: &Path) -> io::Result<Self> {
         let socket = socket()?;
         connect(&socket, &SocketAddrUnix::new(path)?)?;
-        Ok(Self(socket))
+        Ok(Self(CloseOnFork::new(socket)))
     }
 
     /// User id of the process at the other end, as the kernel recorded it when the connection was made.
@@ -70,16 +69,17 @@ impl PacketSocket {
     ///
     /// The errors of getsockopt(2).
     pub fn user(&self) -> io::Result<u32> {
-        Ok(socket_peercred(&self.0)?.uid.as_raw())
+        Ok(peer_credentials(&self.0)?.user)
     }
 
-    /// Process id of the other end, as the kernel recorded it when the connection was made.
+    /// Process id of the other end, as the kernel recorded it when the connection was made; `None` if this process's
+    /// PID namespace does not have it.
     ///
     /// # Errors
     ///
     /// The errors of getsockopt(2).
-    pub fn pid(&self) -> io::Result<u32> {
-        Ok(socket_peercred(&self.0)?.pid.as_raw_nonzero().get() as u32)
+    pub fn pid(&self) -> io::Result<Option<u32>> {
+        Ok(peer_credentials(&self.0)?.pid)
     }
 
     /// Sends a packet, with a file if there is one. Returns `false` if there is no room for it now.
@@ -88,14 +88,7 @@ impl PacketSocket {
     ///
     /// The other end is gone, and the other errors of sendmsg(2).
     pub fn send(&self, bytes: &[u8], file: Option<BorrowedFd<'_>>) -> io::Result<bool> {
-        let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-        let mut with = SendAncillaryBuffer::new(&mut space);
-        let files: Vec<BorrowedFd<'_>> = file.into_iter().collect();
-        if !files.is_empty() && !with.push(SendAncillaryMessage::ScmRights(&files)) {
-            return Err(io::Error::other("no room for a file"));
-        }
-        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-        match sendmsg(&self.0, &[io::IoSlice::new(bytes)], &mut with, flags) {
+        match descriptor_passing::send(&self.0, bytes, file.as_slice()) {
             Ok(_) => Ok(true),
             Err(Errno::AGAIN | Errno::NOBUFS) => Ok(false),
             Err(error) => Err(error.into()),
@@ -113,13 +106,17 @@ impl PacketSocket {
     /// The errors of recvmsg(2).
     pub fn recv(&self) -> io::Result<RecvOutcome> {
         let mut bytes = [0; PACKET_MAX];
-        let came = match recv_with_fds(&self.0, &mut bytes) {
+        let came = match descriptor_passing::receive(&self.0, &mut bytes) {
             // The other end closed before it had received everything. The kernel reports this once, ahead of
             // what the other end had sent.
-            Err(Errno::CONNRESET) => recv_with_fds(&self.0, &mut bytes),
+            Err(Errno::CONNRESET) => descriptor_passing::receive(&self.0, &mut bytes),
             came => came,
         };
-        let (len, files, is_cut) = match came {
+        let ReceivedMessage {
+            len,
+            descriptors: files,
+            is_cut,
+        } = match came {
             Ok(came) => came,
             Err(Errno::AGAIN | Errno::INTR) => return Ok(RecvOutcome::WouldBlock),
             Err(Errno::CONNRESET) => return Ok(RecvOutcome::Closed),
@@ -134,34 +131,9 @@ impl PacketSocket {
     }
 }
 
-/// Receives without waiting. Returns the number of bytes, the files that came with them, and whether data was
-/// cut off.
-///
-/// # Errors
-///
-/// The errors of recvmsg(2).
-pub fn recv_with_fds(
-    socket: impl AsFd,
-    bytes: &mut [u8],
-) -> Result<(usize, Vec<OwnedFd>, bool), Errno> {
-    let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FILES_MAX))];
-    let mut with = RecvAncillaryBuffer::new(&mut space);
-    let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
-    let mut into = [io::IoSliceMut::new(bytes)];
-    let came = recvmsg(socket, &mut into, &mut with, flags)?;
-    let mut files = Vec::new();
-    for message in with.drain() {
-        if let RecvAncillaryMessage::ScmRights(more) = message {
-            files.extend(more);
-        }
-    }
-    let is_cut = came.flags.contains(ReturnFlags::TRUNC);
-    Ok((came.bytes, files, is_cut))
-}
-
 impl From<PacketSocket> for OwnedFd {
     fn from(socket: PacketSocket) -> Self {
-        socket.0
+        socket.0.into_inner()
     }
 }
 
@@ -174,10 +146,10 @@ impl AsFd for PacketSocket {
 /// Accepts connections at a path. The path is removed when this is dropped.
 #[derive(Debug)]
 pub struct PacketListener {
-    socket: OwnedFd,
+    socket: CloseOnFork<OwnedFd>,
     path: PathBuf,
     /// Held as long as this listens. The kernel releases it if the process dies.
-    _lock: OwnedFd,
+    _lock: CloseOnFork<OwnedFd>,
 }
 
 impl PacketListener {
@@ -197,9 +169,9 @@ impl PacketListener {
         })?;
         let path = path.to_owned();
         Ok(Self {
-            socket,
+            socket: CloseOnFork::new(socket),
             path,
-            _lock: lock,
+            _lock: CloseOnFork::new(lock),
         })
     }
 
@@ -234,7 +206,7 @@ impl PacketListener {
     /// The errors of accept(2), for example too many open files.
     pub fn accept(&self) -> io::Result<Option<PacketSocket>> {
         match accept_with(&self.socket, FLAGS) {
-            Ok(socket) => Ok(Some(PacketSocket(socket))),
+            Ok(socket) => Ok(Some(PacketSocket(CloseOnFork::new(socket)))),
             Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => Ok(None),
             Err(error) => Err(error.into()),
         }
@@ -300,7 +272,7 @@ mod tests {
         let one = PacketSocket::dial(&path).unwrap();
         let other = listener.accept().unwrap().expect("a caller");
         assert_eq!(other.user().unwrap(), rustix::process::geteuid().as_raw());
-        assert_eq!(other.pid().unwrap(), std::process::id());
+        assert_eq!(other.pid().unwrap(), Some(std::process::id()));
         assert!(matches!(other.recv().unwrap(), RecvOutcome::WouldBlock));
         let mut file = tempfile::tempfile().unwrap();
         file.write_all(b"inside").unwrap();

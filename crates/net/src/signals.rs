@@ -90,12 +90,14 @@ impl Drop for Interrupt {
 
 /// Whether this process ignores the signal, as its parent may have arranged.
 fn is_ignored(signal: i32) -> io::Result<bool> {
-    let status = std::fs::read_to_string("/proc/self/status")?;
-    let mask = status
-        .lines()
-        .find_map(|control| control.strip_prefix("SigIgn:"));
-    let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
-    Ok(mask.is_some_and(|mask| mask >> (signal - 1) & 1 == 1))
+    let mut present = std::mem::MaybeUninit::<libc::sigaction>::uninit();
+    // SAFETY: without a new action the call only writes the present one.
+    if unsafe { libc::sigaction(signal, std::ptr::null(), present.as_mut_ptr()) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the call succeeded, and so wrote it.
+    let present = unsafe { present.assume_init() };
+    Ok(present.sa_sigaction == libc::SIG_IGN)
 }
 
 #[cfg(test)]

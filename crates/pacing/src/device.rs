@@ -4,8 +4,8 @@ use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
+use headworks_shm::BiasedLock;
 use headworks_shm::fork::ForkGeneration;
-use headworks_shm::{BiasedLock, ProcessId};
 use headworks_verbs::{
     Access, AddressHandle, AhInit, AllocRequest, AsyncEvent, Buffer, Completion, CompletionChannel,
     CompletionQueue, CqId, CqInit, Device, DeviceInfo, Gid, Instant, ModifyError, PollError,
@@ -158,11 +158,7 @@ impl PacedDevice {
             self.pacing.clock.clone(),
             stamped.then(|| self.inner.clone()),
         );
-        let us = ProcessId::current().map_err(|source| ResourceError::System {
-            what: "the id of this process",
-            source,
-        })?;
-        let member = self.pacing.share.join(us, clock()).map_err(no_room)?;
+        let member = self.pacing.share.join(clock()).map_err(no_room)?;
         let side = PacedSq::new(PacedSqInit {
             completions: completions.clone(),
             config: config.clone(),

@@ -15,9 +15,12 @@
 //! No reader trusts what it finds here: rates are clamped, times compared, rows counted up to their number.
 //! Everything starts as zero, and zero is a valid initial value of every word.
 
+use std::sync::Arc;
+
 use headworks_shm::fork::ForkGeneration;
+use headworks_shm::liveness::GENERATION_END;
 use headworks_shm::primitive::{AtomicU64, Ordering};
-use headworks_shm::{OutOfBounds, ProcessId, View, WordRef};
+use headworks_shm::{Member, OutOfBounds, ProcessId, Registry, View, WordRef};
 use headworks_verbs::{Duration, Instant};
 
 use crate::config::PacingConfig;
@@ -29,7 +32,7 @@ mod published;
 mod reclaim;
 
 /// Version of the layout above.
-pub const LAYOUT_VERSION: u32 = 2;
+pub const LAYOUT_VERSION: u32 = 3;
 /// Number of rows: one for each completion queue with paced queue pairs, of all processes.
 pub const ROWS: usize = 1024;
 /// Queue pairs in one block of the bitmap.
@@ -54,7 +57,7 @@ pub const BYTES: usize = BITS + BLOCKS * BLOCK / 8;
 
 /// Words of a row.
 const CLAIM: usize = 0;
-const STARTED: usize = 8;
+const GENERATION: usize = 8;
 const SEEN: usize = 16;
 const ACTIVE: usize = 24;
 const MOVED_TO: usize = 32;
@@ -102,13 +105,54 @@ pub struct Status {
 #[derive(Clone, Debug)]
 pub struct SharedPacing {
     view: View,
+    processes: SharingProcesses,
     clock: WordRef,
     rate: WordRef,
     held: WordRef,
 }
 
+/// The processes that share the state, and which of them live.
+#[derive(Clone, Debug)]
+enum SharingProcesses {
+    /// This one alone.
+    One,
+    /// Those of a registry, this one among them.
+    Members(Arc<Member>),
+    /// Those of a registry. This one only observes them.
+    Observed(Arc<Registry>),
+}
+
+impl SharingProcesses {
+    /// This process, if it is one of them.
+    fn us(&self) -> ProcessId {
+        match self {
+            Self::Members(member) => member.id(),
+            Self::One | Self::Observed(_) => ProcessId {
+                slot: 0,
+                generation: 1,
+            },
+        }
+    }
+
+    fn is_alive(&self, process: ProcessId) -> bool {
+        match self {
+            Self::One => process == self.us(),
+            Self::Members(member) => member.registry().is_alive(process),
+            Self::Observed(registry) => registry.is_alive(process),
+        }
+    }
+
+    fn is_slot_unused(&self, slot: u32) -> bool {
+        match self {
+            Self::One => slot != self.us().slot,
+            Self::Members(member) => member.registry().is_slot_unused(slot),
+            Self::Observed(registry) => registry.is_slot_unused(slot),
+        }
+    }
+}
+
 impl SharedPacing {
-    /// Uses memory of [`BYTES`] bytes, all zero at first.
+    /// Uses memory of [`BYTES`] bytes, all zero at first, that no other process has.
     ///
     /// # Errors
     ///
@@ -119,8 +163,23 @@ impl SharedPacing {
             clock: view.word_ref(CLOCK)?,
             rate: view.word_ref(RATE)?,
             held: view.word_ref(HELD)?,
+            processes: SharingProcesses::One,
             view,
         })
+    }
+
+    /// The same memory, which the processes of the member's registry share.
+    #[must_use]
+    pub fn shared_by(self, member: Arc<Member>) -> Self {
+        let processes = SharingProcesses::Members(member);
+        Self { processes, ..self }
+    }
+
+    /// The same memory, which the processes of `registry` share. This process only observes.
+    #[must_use]
+    pub fn observed_in(self, registry: Arc<Registry>) -> Self {
+        let processes = SharingProcesses::Observed(registry);
+        Self { processes, ..self }
     }
 
     fn word(&self, at: usize) -> &AtomicU64 {
@@ -208,7 +267,7 @@ impl SharedPacing {
         for row in 0..ROWS {
             if self.row(row, CLAIM).load(Ordering::Relaxed) == 0 {
                 // Rows are taken from the first on; a row that was never used ends the search.
-                if self.row(row, STARTED).load(Ordering::Relaxed) == 0 {
+                if self.row(row, GENERATION).load(Ordering::Relaxed) == 0 {
                     break;
                 }
                 continue;
@@ -262,7 +321,7 @@ impl SharedPacing {
 
     /// Rows whose owner is not known to be dead.
     fn living(&self) -> Vec<usize> {
-        let mut asked = LivenessCache::default();
+        let mut asked = LivenessCache::of(&self.processes);
         let is_living = |row: &usize| {
             let claim = self.row(*row, CLAIM).load(Ordering::Acquire);
             claim != 0
@@ -278,8 +337,12 @@ impl SharedPacing {
     /// # Errors
     ///
     /// [`ShareError::Rows`] if all rows are taken.
-    pub fn join(&self, us: ProcessId, now: Instant) -> Result<ShareMember, ShareError> {
-        let mut asked = LivenessCache::default();
+    pub fn join(&self, now: Instant) -> Result<ShareMember, ShareError> {
+        self.join_as(self.processes.us(), now)
+    }
+
+    fn join_as(&self, us: ProcessId, now: Instant) -> Result<ShareMember, ShareError> {
+        let mut asked = LivenessCache::of(&self.processes);
         let joined = (0..ROWS).find_map(|row| self.join_at(row, us, now, true, &mut asked));
         joined.ok_or(ShareError::Rows)
     }
@@ -291,7 +354,7 @@ impl SharedPacing {
         us: ProcessId,
         now: Instant,
         or_free: bool,
-        asked: &mut LivenessCache,
+        asked: &mut LivenessCache<'_>,
     ) -> Option<ShareMember> {
         let claim = self.row(row, CLAIM);
         let seen = claim.load(Ordering::Acquire);
@@ -305,9 +368,9 @@ impl SharedPacing {
             return None;
         }
         // No earlier owner of the row had this number, so its blocks can be told from ours.
-        let number = self.row(row, STARTED).load(Ordering::Relaxed) >> 48;
+        let number = self.row(row, GENERATION).load(Ordering::Relaxed) >> 48;
         let number = (number + 1) & 0xffff;
-        let ours = u64::from(us.pid) | number << 32 | 1 << 63;
+        let ours = u64::from(us.slot) | number << 32 | 1 << 63;
         claim
             .compare_exchange(seen, ours, Ordering::AcqRel, Ordering::Relaxed)
             .ok()?;
@@ -315,12 +378,13 @@ impl SharedPacing {
         if seen != 0 {
             virtual_clock::forgive(&self.clock, self.moves(row), now.nanos());
         }
-        let started = us.start_time & START_MASK | number << 48;
-        self.row(row, STARTED).store(started, Ordering::Release);
+        let generation = us.generation & GENERATION_MASK | number << 48;
+        self.row(row, GENERATION)
+            .store(generation, Ordering::Release);
         for word in [SEEN, ACTIVE, MOVED_TO, MOVED_FROM, DELAY, RATIO] {
             self.row(row, word).store(0, Ordering::Relaxed);
         }
-        self.free_blocks(row, |claim| claim != ours & START_MASK);
+        self.free_blocks(row, |claim| claim != ours & GENERATION_MASK);
         let word = |at| self.view.word_ref(FIRST_ROW + row * ROW + at);
         Some(ShareMember {
             // These offsets are within the layout, as all are.
@@ -336,17 +400,21 @@ impl SharedPacing {
         })
     }
 
-    /// The owner of a row; `None` if it lives and has not written its start time yet.
+    /// The owner of a row; `None` if it lives and has not written its generation yet.
     fn owner(&self, row: usize, claim: u64) -> Option<ProcessId> {
-        let pid = claim as u32;
-        let started = self.row(row, STARTED).load(Ordering::Acquire);
+        let slot = claim as u32;
+        let written = self.row(row, GENERATION).load(Ordering::Acquire);
         let number = |word: u64, at: u32| word >> at & 0xffff;
-        if number(claim, 32) == number(started, 48) {
-            let start_time = started & START_MASK;
-            return Some(ProcessId { pid, start_time });
+        if number(claim, 32) == number(written, 48) {
+            let generation = written & GENERATION_MASK;
+            return Some(ProcessId { slot, generation });
         }
         // The owner may have been killed between writing its two words.
-        ProcessId::is_pid_unused(pid).then_some(ProcessId { pid, start_time: 0 })
+        let nobody = ProcessId {
+            slot,
+            generation: 0,
+        };
+        self.processes.is_slot_unused(slot).then_some(nobody)
     }
 
     fn moves(&self, row: usize) -> virtual_clock::ClockMoves<'_> {
@@ -375,22 +443,30 @@ impl SharedPacing {
 }
 
 /// Remembers which processes live, so that each is asked for once: one process may own all rows.
-#[derive(Default)]
-struct LivenessCache(Vec<(ProcessId, bool)>);
+struct LivenessCache<'a> {
+    processes: &'a SharingProcesses,
+    known: Vec<(ProcessId, bool)>,
+}
 
-impl LivenessCache {
+impl<'a> LivenessCache<'a> {
+    fn of(processes: &'a SharingProcesses) -> Self {
+        let known = Vec::new();
+        Self { processes, known }
+    }
+
     fn lives(&mut self, owner: ProcessId) -> bool {
-        if let Some((_, lives)) = self.0.iter().find(|(asked, _)| *asked == owner) {
+        if let Some((_, lives)) = self.known.iter().find(|(asked, _)| *asked == owner) {
             return *lives;
         }
-        let lives = owner.is_alive();
-        self.0.push((owner, lives));
+        let lives = self.processes.is_alive(owner);
+        self.known.push((owner, lives));
         lives
     }
 }
 
-/// Mask of a start time. Start times are clock ticks since boot, and 48 bits of those never overflow.
-const START_MASK: u64 = (1 << 48) - 1;
+/// Mask of a process's generation, and of a claim in a block's word.
+const GENERATION_MASK: u64 = GENERATION_END - 1;
+const _: () = assert!(GENERATION_END == 1 << 48);
 
 fn hold(config: &PacingConfig) -> Duration {
     Duration::from_nanos((config.hold_us * 1e3) as u64)
@@ -398,12 +474,12 @@ fn hold(config: &PacingConfig) -> Duration {
 
 /// Word that marks a block as owned by a row under this claim.
 fn block_word(row: usize, claim: u64) -> u64 {
-    1 << 63 | (row as u64) << 48 | claim & START_MASK
+    1 << 63 | (row as u64) << 48 | claim & GENERATION_MASK
 }
 
 fn block_owner(word: u64) -> Option<(usize, u64)> {
     let row = (word >> 48 & 0x7fff) as usize;
-    (word >> 63 == 1).then_some((row, word & START_MASK))
+    (word >> 63 == 1).then_some((row, word & GENERATION_MASK))
 }
 
 /// Membership of one completion queue in the shared state. It ends when this is dropped. If the process dies,
@@ -496,7 +572,7 @@ impl ShareMember {
         while self.blocks.len() <= slot / BLOCK {
             let free = self.free_block().or_else(|| {
                 // Dead members may own the blocks that are missing.
-                let mut asked = LivenessCache::default();
+                let mut asked = LivenessCache::of(&self.share.processes);
                 for row in 0..ROWS {
                     drop(self.share.join_at(row, self.us, now, false, &mut asked));
                 }
@@ -574,7 +650,7 @@ impl Drop for ShareMember {
         if self.generation.is_foreign() {
             return;
         }
-        let ours = self.claim & START_MASK;
+        let ours = self.claim & GENERATION_MASK;
         self.share.free_blocks(self.row, |claim| claim == ours);
         let claim = self.share.row(self.row, CLAIM);
         let _ = claim.compare_exchange(self.claim, 0, Ordering::Release, Ordering::Relaxed);

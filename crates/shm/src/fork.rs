@@ -4,9 +4,16 @@
 //! They are inert in the child: every operation on them is refused and their `Drop` touches nothing
 //! shared. A child may still make objects of its own, so an object remembers the [`ForkGeneration`] that
 //! made it rather than asking whether a fork ever happened.
+//!
+//! A child also inherits its parent's descriptors. A lock or a connection that others take as a sign of the
+//! parent's life must not survive the parent there: [`CloseOnFork`] closes it in the child.
 
 use core::ptr;
 use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering::*};
+
+mod close_on_fork;
+
+pub use close_on_fork::CloseOnFork;
 
 /// Generation of the first process that starts the detection. A child that starts it gets the next one.
 const FIRST: u64 = 1;

@@ -10,7 +10,9 @@
 //!   read-modify-writes), [`event_count`] (wake-up of a waiter that is about to sleep), [`dirty_set`]
 //!   (two-level atomic bitmap), [`sender_row`] (a remote process that writes into a queue, and recovery
 //!   after its death);
-//! - processes: [`liveness`] (whether a process is alive), [`fork`] (detects a forked child),
+//! - processes: [`liveness`] (identity of a process, and whether it is alive), [`file_lock`] (lock that the
+//!   kernel releases at its holder's death), [`descriptor_passing`] (descriptors over Unix sockets), [`fork`]
+//!   (detects a forked child, and closes there what it must not keep), [`process_limits`] (`ulimit`),
 //!   [`wake_pipe`] (pipe that wakes a sleeping process), [`asymmetric_fence`] (memory barriers whose cost
 //!   is on one side), [`biased_lock`] (biased lock: plain stores for its first owner);
 //! - [`registry`]: directory in which the processes of a user find each other and their common segments;
@@ -23,18 +25,21 @@
 #![doc = include_str!("how_it_works.md")]
 
 #[cfg(not(target_os = "linux"))]
-compile_error!("headworks-shm needs Linux (memfd, pidfd, /proc)");
+compile_error!("headworks-shm needs Linux (memfd, SCM_RIGHTS, file description locks)");
 
 pub mod asymmetric_fence;
 pub mod biased_lock;
 pub mod cursor;
+pub mod descriptor_passing;
 pub mod dirty_set;
 pub mod event_count;
+pub mod file_lock;
 pub mod fork;
 pub mod lane;
 pub mod liveness;
 pub mod ordered_copy;
 pub mod primitive;
+pub mod process_limits;
 pub mod registry;
 pub mod segment;
 pub mod sender_row;
@@ -47,13 +52,14 @@ pub use cursor::{Consumer, Cursor, CursorError, Producer};
 pub use dirty_set::DirtySet;
 pub use event_count::EventCount;
 pub use lane::Lane;
-pub use liveness::{ProcessId, pidfd_is_dead};
+pub use liveness::{ProcessId, ProcessWatch};
 pub use ordered_copy::copy_in_order;
 pub use registry::{
-    CommonSegmentClaim, CommonSegmentRecord, ContextClaim, ContextRecord, HostKey, NameClaim,
-    Registry, RegistryError, fnv1a,
+    CommonSegmentClaim, CommonSegmentRecord, ContextClaim, ContextRecord, DescriptorClient,
+    DescriptorRequest, DescriptorSource, HostKey, Member, NameClaim, ProcessRecord, Registry,
+    RegistryError, fnv1a,
 };
-pub use segment::{HugePages, PageKind, SegmentError, SegmentRequest, SharedSegment, open_fd_of};
+pub use segment::{HugePages, PageKind, SegmentError, SegmentRequest, SharedSegment};
 pub use sender_row::{SenderLife, SenderRow};
 pub use slot_queue::{ShmSafe, SingleConsumer, SingleProducer, SlotError, SlotQueue, SlotQueueRef};
 pub use view::{CursorRef, OutOfBounds, View, WordRef, WordsRef};

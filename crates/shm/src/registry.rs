@@ -1,24 +1,29 @@
 //! The registry: one directory per user, in which the processes of that user find each other.
 //!
-//! Every change happens under a lock file that the kernel releases when its holder dies. Every entry names
-//! its process, so that a later change can remove the entries of dead processes. Look-ups take no lock:
-//! entries appear whole, by rename. The last process to leave removes the directory.
+//! Every change happens under a lock file that the kernel releases when its holder dies. Every process has an
+//! entry that it keeps locked, and every other entry names its process, so that a later change can remove the
+//! entries of dead processes. Look-ups take no lock: entries appear whole, by rename. The last process to leave
+//! removes the files, and the directory too if a process made it.
 //!
 //! ```text
 //! lock                      locked while the registry changes
-//! c.HOST.INDEX              a process in the soft host HOST, see ContextRecord
+//! p.SLOT, d.SLOT            a process, locked while it lives; the socket where it hands out descriptors
+//! c.HOST.INDEX              a context in the soft host HOST, see ContextRecord
 //! n.NAME, o.NAME            a socket that listens under NAME, and the process that owns it
-//! s.KEY.PID.N               a hold of a process on the common segment KEY, see CommonSegmentRecord
+//! s.KEY.SLOT.N              a hold of a process on the common segment KEY, see CommonSegmentRecord
 //! t.…                       an entry being written; found under the lock it is a dead writer's
+//! id                        a random number that identifies the registry
 //! ```
+//!
+//! Nothing here depends on process ids or on `/proc`, so processes may be in different PID, user, mount and network
+//! namespaces, as those of containers are, as long as they see the same directory and have the same user id.
 
 use std::env;
-use std::ffi::OsStr;
 use std::io::{Read, Write};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, fstat, openat, renameat, unlinkat};
 use rustix::io::Errno;
@@ -26,18 +31,25 @@ use rustix::process::getuid;
 
 mod common_segments;
 mod context_claim;
+mod descriptor_client;
+mod descriptor_server;
 mod directory;
 mod error;
+mod member;
 mod named_sockets;
 mod record;
 
 pub use common_segments::CommonSegmentClaim;
 pub use context_claim::{CONTEXTS_MAX, ContextClaim};
+pub use descriptor_client::{ANSWER_LIMIT, DescriptorClient};
+pub use descriptor_server::{DescriptorRequest, DescriptorSource};
 pub use error::RegistryError;
+pub use member::{Member, SLOTS};
 pub use named_sockets::NameClaim;
-pub use record::{CommonSegmentRecord, ContextRecord, HOST_NAME_BYTES_MAX};
+pub use record::{CommonSegmentRecord, ContextRecord, HOST_NAME_BYTES_MAX, ProcessRecord};
 
-use crate::segment::memory_limits::file_size_limit;
+use crate::liveness::new_generation;
+use crate::process_limits;
 
 /// Number of a soft host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -49,8 +61,10 @@ pub struct HostKey(
 /// Name of the environment variable that overrides the registry's path.
 pub const REGISTRY_VARIABLE: &str = "HEADWORKS_FABRIC";
 
-/// File whose content identifies the running machine since its boot.
-const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
+/// File with a random number that identifies the registry.
+const IDENTITY_FILE: &str = "id";
+/// Bytes of that number.
+const IDENTITY_BYTES: usize = 16;
 
 /// Returns the FNV-1a hash of these bytes.
 pub fn fnv1a(bytes: &[u8]) -> u64 {
@@ -63,13 +77,28 @@ pub fn fnv1a(bytes: &[u8]) -> u64 {
 #[derive(Debug)]
 pub struct Registry {
     path: PathBuf,
+    /// This process's membership, while anything of it is in the registry.
+    member: Mutex<Weak<Member>>,
 }
 
 impl Registry {
     /// Opens the user's registry: `$HEADWORKS_FABRIC`, else `headworks` in `$XDG_RUNTIME_DIR`, else
     /// `/dev/shm/headworks-UID`, else `/tmp/headworks-UID`. Makes it if it is missing.
+    ///
+    /// All callers in a process get the same registry, and so share one membership.
     pub fn open_default() -> Result<Arc<Self>, RegistryError> {
-        Self::open_at(default_path(|name| env::var_os(name), getuid().as_raw()))
+        static OPENED: Mutex<Weak<Registry>> = Mutex::new(Weak::new());
+        let path = default_path(|name| env::var_os(name), getuid().as_raw());
+        let mut opened = OPENED.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = opened.upgrade()
+            && std::path::absolute(&path).is_ok_and(|path| path == known.path)
+        {
+            known.open_or_create_directory()?;
+            return Ok(known);
+        }
+        let registry = Self::open_at(path)?;
+        *opened = Arc::downgrade(&registry);
+        Ok(registry)
     }
 
     /// Opens the user's registry if it exists; never makes it.
@@ -81,7 +110,7 @@ impl Registry {
     pub fn open_existing_at(path: impl Into<PathBuf>) -> Result<Option<Arc<Self>>, RegistryError> {
         let path = std::path::absolute(path.into())
             .map_err(|source| RegistryError::io("the registry's path", Path::new("."), source))?;
-        let registry = Self { path };
+        let registry = Self::of(path);
         let there = registry.open_existing_directory()?.is_some();
         Ok(there.then(|| Arc::new(registry)))
     }
@@ -90,9 +119,22 @@ impl Registry {
     pub fn open_at(path: impl Into<PathBuf>) -> Result<Arc<Self>, RegistryError> {
         let path = std::path::absolute(path.into())
             .map_err(|source| RegistryError::io("the registry's path", Path::new("."), source))?;
-        let registry = Self { path };
+        let registry = Self::of(path);
         registry.open_or_create_directory()?;
         Ok(Arc::new(registry))
+    }
+
+    fn of(path: PathBuf) -> Self {
+        Self {
+            path,
+            member: Mutex::default(),
+        }
+    }
+
+    /// Returns this process's membership, if it has one.
+    fn own_member(&self) -> Option<Arc<Member>> {
+        let member = self.member.lock().unwrap_or_else(PoisonError::into_inner);
+        member.upgrade().filter(|member| !member.is_foreign())
     }
 
     /// Returns the path of the directory.
@@ -100,15 +142,22 @@ impl Registry {
         &self.path
     }
 
-    /// Returns a number that identifies this directory on this machine while it exists; any other has
-    /// another number. Returns 0 if the machine cannot be identified. Makes the directory if it is missing.
+    /// Returns a number that identifies this registry while it has entries; any other has another number. Makes
+    /// the directory if it is missing.
     pub fn identity(&self) -> Result<u64, RegistryError> {
-        let dir = self.open_or_create_directory()?;
-        let stat = fstat(&dir).map_err(|errno| self.failed("", errno))?;
-        // Other processes on this machine may be able to read it and would get another number: return none.
-        let Ok(mut bytes) = std::fs::read(BOOT_ID) else {
-            return Ok(0);
+        let locked = self.lock()?;
+        let known = self.read_entry(&locked.dir, IDENTITY_FILE)?;
+        let mut bytes = match known {
+            Some(bytes) if bytes.len() == IDENTITY_BYTES => bytes,
+            _ => {
+                let halves = [new_generation(), new_generation()];
+                let bytes: Vec<u8> = halves.into_iter().flat_map(u64::to_le_bytes).collect();
+                self.write_entry(&locked.dir, IDENTITY_FILE, &bytes)?;
+                bytes
+            }
         };
+        // A copy of the directory is another registry.
+        let stat = fstat(&locked.dir).map_err(|errno| self.failed("", errno))?;
         bytes.extend_from_slice(&stat.st_dev.to_le_bytes());
         bytes.extend_from_slice(&stat.st_ino.to_le_bytes());
         Ok(fnv1a(&bytes).max(1))
@@ -136,33 +185,49 @@ impl Registry {
             Err(Errno::NOENT) => return Ok(None),
             Err(errno) => return Err(self.failed(name, errno)),
         };
+        self.read_opened(&file, name).map(Some)
+    }
+
+    /// Returns the bytes of an open entry, or the beginning of them.
+    fn read_opened(&self, file: &std::fs::File, name: &str) -> Result<Vec<u8>, RegistryError> {
         let mut bytes = Vec::new();
         file.take(record::ENTRY_BYTES_MAX as u64 + 1)
             .read_to_end(&mut bytes)
             .map_err(|source| RegistryError::io("reading", &self.path.join(name), source))?;
-        Ok(Some(bytes))
+        Ok(bytes)
     }
 
     /// Writes an entry so that it appears whole. The caller holds the lock.
     fn write_entry(&self, dir: &OwnedFd, name: &str, bytes: &[u8]) -> Result<Entry, RegistryError> {
-        // Writing beyond the file size limit would raise a fatal signal.
-        if file_size_limit().is_some_and(|limit| limit < bytes.len() as u64) {
-            return Err(self.no_space(bytes.len(), "the file size limit (ulimit -f)"));
-        }
+        self.check_file_size(bytes)?;
         let temporary = temporary(dir);
         let written = self.write_whole(dir, &temporary, bytes);
-        let written = written.and_then(|()| renameat(dir, &temporary, dir, name));
+        let written = written.and_then(|_| renameat(dir, &temporary, dir, name));
         let entry = || Entry {
             name: name.to_owned(),
             bytes: bytes.to_owned(),
         };
         written.map(|()| entry()).map_err(|errno| {
             let _ = unlinkat(dir, &temporary, AtFlags::empty());
-            match errno {
-                Errno::NOSPC | Errno::DQUOT => self.no_space(bytes.len(), "its file system"),
-                errno => self.failed(name, errno),
-            }
+            self.write_error(name, bytes, errno)
         })
+    }
+
+    /// Checks the limit beyond which writing would raise a fatal signal.
+    fn check_file_size(&self, bytes: &[u8]) -> Result<(), RegistryError> {
+        match process_limits::file_size() {
+            Some(limit) if limit < bytes.len() as u64 => {
+                Err(self.no_space(bytes.len(), "the file size limit (ulimit -f)"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn write_error(&self, name: &str, bytes: &[u8], errno: Errno) -> RegistryError {
+        match errno {
+            Errno::NOSPC | Errno::DQUOT => self.no_space(bytes.len(), "its file system"),
+            errno => self.failed(name, errno),
+        }
     }
 
     /// Removes an entry if it still is the one we made; returns whether it was. The caller holds the lock.
@@ -172,11 +237,12 @@ impl Registry {
         same && unlinkat(dir, &entry.name, AtFlags::empty()).is_ok()
     }
 
-    fn write_whole(&self, dir: &OwnedFd, name: &str, bytes: &[u8]) -> Result<(), Errno> {
+    fn write_whole(&self, dir: &OwnedFd, name: &str, bytes: &[u8]) -> Result<std::fs::File, Errno> {
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
         let mut file = std::fs::File::from(openat(dir, name, flags, Mode::RUSR | Mode::WUSR)?);
-        file.write_all(bytes)
-            .map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))
+        let written = file.write_all(bytes);
+        written.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
+        Ok(file)
     }
 
     fn failed(&self, what: &str, errno: Errno) -> RegistryError {
@@ -203,7 +269,7 @@ fn temporary(dir: &OwnedFd) -> String {
     static COUNTER: AtomicU64 = AtomicU64::new(0);
     let number = COUNTER.fetch_add(1, Ordering::Relaxed);
     let name = format!("t.{}.{number}", std::process::id());
-    // A dead process with our id may have left one. No other live process writes: we hold the lock.
+    // A dead process may have left one of this name. No other process writes: we hold the lock.
     let _ = unlinkat(dir, &name, AtFlags::empty());
     name
 }
@@ -258,15 +324,6 @@ fn check_name(name: &str) -> Result<(), RegistryError> {
         name,
         legal: NAME_FORM,
     })
-}
-
-/// Returns the path of an entry by way of an open directory: short, however deep the directory is.
-fn path_in(dir: &OwnedFd, name: &str) -> PathBuf {
-    use std::os::fd::AsRawFd;
-    let mut path = PathBuf::from("/proc/self/fd");
-    path.push(dir.as_fd().as_raw_fd().to_string());
-    path.push(OsStr::new(name));
-    path
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 //! A segment is one page-sized [header](LAYOUT_VERSION) and the payload after it. It is allocated in full
 //! when made, so that touching it later cannot fail (SIGBUS). It is sealed against shrinking and growing,
 //! so that no process that holds it can make another's access fail. Segments have no names: another process
-//! gets the descriptor over a Unix socket or opens it through the owner's `/proc` entry ([`open_fd_of`]).
+//! gets the descriptor over a Unix socket.
 //!
 //! A broken process that may write to a segment can still punch holes. Only the seal against writing forbids
 //! that, and it forbids all writing. A hole reads as zeros, which are values like any others here, and is
@@ -14,7 +14,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr;
 
-use rustix::fs::{Mode, OFlags, SealFlags, fcntl_get_seals, fstat, open};
+use rustix::fs::{SealFlags, fcntl_get_seals, fstat};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
 use crate::fork::ForkGeneration;
@@ -221,34 +221,6 @@ impl Drop for SharedSegment {
         // SAFETY: `map` made the mapping with this length, and nothing uses it after its owner.
         let _ = unsafe { munmap(self.base.cast(), self.mapped) };
     }
-}
-
-/// Opens another process's descriptor (a segment or a pipe) as a new one of this process.
-///
-/// It needs the same user, and a process that does not hide itself (`PR_SET_DUMPABLE`). Only memory files and
-/// pipes are opened: the number may come from a peer, and opening anything else could have effects.
-/// The id may have been reused; [`ProcessId::open_fd`](crate::ProcessId::open_fd) rules that out.
-pub fn open_fd_of(pid: u32, fd_number: i32) -> io::Result<OwnedFd> {
-    open_fd_with(pid, fd_number, OFlags::RDWR)
-}
-
-/// Like [`open_fd_of`], for reading, writing or both.
-pub(crate) fn open_fd_with(pid: u32, fd_number: i32, access: OFlags) -> io::Result<OwnedFd> {
-    use rustix::fs::FileType;
-
-    let path = format!("/proc/{pid}/fd/{fd_number}");
-    let seen = open(&path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
-    let kind = FileType::from_raw_mode(fstat(&seen)?.st_mode);
-    if !matches!(kind, FileType::RegularFile | FileType::Fifo) {
-        return Err(io::Error::new(
-            io::ErrorKind::InvalidInput,
-            format!("{path} is neither a memory file nor a pipe"),
-        ));
-    }
-    // Open through the descriptor just checked, so that it is the same file; non-blocking for pipes.
-    let flags = access | OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOCTTY;
-    let again = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&seen));
-    Ok(open(&again, flags, Mode::empty())?)
 }
 
 fn map(fd: &OwnedFd, mapped: usize, protection: ProtFlags) -> Result<*mut u8, SegmentError> {

@@ -6,7 +6,7 @@
 //! in hand at a time, marked with the row's number.
 //!
 //! ```text
-//! Free(gen) ──claim──▶ Claiming(pid, gen + 1) ──start time──▶ Live(pid, gen + 1) ──▶ sends
+//! Free(gen) ──claim──▶ Claiming(slot, gen + 1) ──generation──▶ Live(slot, gen + 1) ──▶ sends
 //!     ▲                        │ dead                              │ left, or dead and undone
 //!     └────────────────────────┴───────────────────────────────────┘
 //! ```
@@ -19,16 +19,17 @@
 //!   process, and stays so. Before that, the row may be freed and claimed by another process at any time.
 
 use crate::asymmetric_fence;
+use crate::liveness::ProcessId;
 use crate::primitive::{AtomicU64, Ordering, fence};
 
 /// The row's words.
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub struct SenderRow {
-    /// pid << 32 | generation << 8 | state.
+    /// Process's slot in the registry << 32 | the row's generation << 8 | state.
     pub life: AtomicU64,
-    /// When the process with that pid started, in clock ticks since boot.
-    pub start_time: AtomicU64,
+    /// Generation of the process that has that slot.
+    pub process_generation: AtomicU64,
     /// Counter that grows when a message's delivery begins and when it ends; odd in between.
     pub executing: AtomicU64,
     /// 1 from when the completion of the receive in hand has its slot until the next message begins.
@@ -61,8 +62,8 @@ impl SenderLife {
         }
     }
 
-    /// Returns the process id of the holder.
-    pub fn pid(self) -> u32 {
+    /// Returns the holder's slot in the registry.
+    pub fn slot(self) -> u32 {
         (self.0 >> 32) as u32
     }
 
@@ -70,9 +71,9 @@ impl SenderLife {
         Self(self.0 & 0xffff_ff00)
     }
 
-    fn claimed_by(self, pid: u32) -> Self {
+    fn claimed_by(self, slot: u32) -> Self {
         let generation = (self.0 >> 8).wrapping_add(1) & 0xff_ffff;
-        Self(u64::from(pid) << 32 | generation << 8 | 1)
+        Self(u64::from(slot) << 32 | generation << 8 | 1)
     }
 
     fn live(self) -> Self {
@@ -116,17 +117,18 @@ impl SenderRow {
     }
 
     /// For a process that will send: takes the row if it is free.
-    pub fn claim(&self, pid: u32) -> Option<SenderLife> {
+    pub fn claim(&self, slot: u32) -> Option<SenderLife> {
         let free = self.life();
-        let claimed = free.claimed_by(pid);
+        let claimed = free.claimed_by(slot);
         (free.state() == SenderState::Free && self.swap(free, claimed)).then_some(claimed)
     }
 
-    /// For the claimant: publishes when its process started, and that it has nothing in hand.
-    pub fn publish_owner(&self, start_time: u64) {
-        // Release: a reader that sees this start time also sees the claim, and so does not attribute the
-        // start time to the previous holder.
-        self.start_time.store(start_time, Ordering::Release);
+    /// For the claimant: publishes its process's generation, and that it has nothing in hand.
+    pub fn publish_owner(&self, process_generation: u64) {
+        // Release: a reader that sees this generation also sees the claim, and so does not attribute the
+        // generation to the previous holder.
+        self.process_generation
+            .store(process_generation, Ordering::Release);
         // The counter never goes back: a waiter for this word to change must not miss a change.
         let before = self.executing.load(Ordering::Relaxed);
         self.executing
@@ -183,12 +185,14 @@ impl SenderRow {
         self.executing.load(Ordering::Acquire) != count || self.life() != life
     }
 
-    /// Returns when the process that has the row in that life started; `None` if another has it by now.
-    pub fn start_time_of(&self, life: SenderLife) -> Option<u64> {
-        let started = self.start_time.load(Ordering::Relaxed);
-        // Pairs with the store in `publish_owner`: a reader of the next holder's start time sees its claim.
+    /// Returns the process that has the row in that life; `None` if another has it by now.
+    pub fn process_of(&self, life: SenderLife) -> Option<ProcessId> {
+        let generation = self.process_generation.load(Ordering::Relaxed);
+        // Pairs with the store in `publish_owner`: a reader of the next holder's generation sees its claim.
         fence(Ordering::Acquire);
-        (self.life.load(Ordering::Relaxed) == life.0).then_some(started)
+        let slot = life.slot();
+        let process = ProcessId { slot, generation };
+        (self.life.load(Ordering::Relaxed) == life.0).then_some(process)
     }
 
     /// For the owner, one thread at a time: rolls back what the sender in that life left, then frees the row.

@@ -1,19 +1,15 @@
 //! Wake pipe: a pipe that other processes of the user write to, to wake a sleeping process.
 //!
-//! The sleeper makes a [`WakePipe`] and publishes its process and
-//! [`write_fd_number`](WakePipe::write_fd_number); others open that descriptor through `/proc`. (An eventfd
-//! cannot be opened from another process.) The bytes sent are only hints: a full pipe drops them, and the
-//! sleeper looks at shared memory anyway.
+//! The sleeper makes a [`WakePipe`] and hands [its descriptors](WakePipe::descriptors) to others over a Unix
+//! socket. The bytes sent are only hints: a full pipe drops them, and the sleeper looks at shared memory anyway.
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use rustix::fs::{FileType, fstat};
+use rustix::fs::{FileType, OFlags, fcntl_getfl, fcntl_setfl, fstat};
 use rustix::io::{Errno, read, write};
 use rustix::pipe::{PIPE_BUF, PipeFlags, pipe_with};
-
-use crate::ProcessId;
 
 /// The sleeper's end.
 #[derive(Debug)]
@@ -35,9 +31,9 @@ impl WakePipe {
         self.reader.as_fd()
     }
 
-    /// Returns the descriptor number by which other processes open the pipe.
-    pub fn write_fd_number(&self) -> i32 {
-        self.writer.as_raw_fd()
+    /// Returns what another process needs for a [`WakeSender`]: new descriptors of both ends.
+    pub fn descriptors(&self) -> io::Result<Vec<OwnedFd>> {
+        Ok(vec![self.reader.try_clone()?, self.writer.try_clone()?])
     }
 
     /// Reads what was sent into `buffer` and returns the number of bytes. Fewer than the buffer's length mean
@@ -59,28 +55,39 @@ impl WakePipe {
     /// Returns a sender to this pipe within this process. It shares the descriptor instead of opening
     /// another. It is to be used only while the pipe lives.
     pub fn sender(&self) -> WakeSender {
-        let fd = Arc::clone(&self.writer);
-        WakeSender { fd }
+        WakeSender {
+            writer: Arc::clone(&self.writer),
+            _reader: None,
+        }
     }
 }
 
 /// The waker's end.
 #[derive(Clone, Debug)]
 pub struct WakeSender {
-    fd: Arc<OwnedFd>,
+    writer: Arc<OwnedFd>,
+    /// Kept so that a write after the sleeper's death does not raise SIGPIPE, which kills a C program. Deaths are
+    /// noticed by other means.
+    _reader: Option<Arc<OwnedFd>>,
 }
 
 impl WakeSender {
-    /// Opens the pipe that `process` published as `write_fd_number`. Fails if the process is dead.
-    ///
-    /// The descriptor holds both ends, so that a write after the sleeper's death does not raise SIGPIPE,
-    /// which kills a C program. Deaths are noticed by other means ([`ProcessId::open_pidfd`]).
-    pub fn open(process: ProcessId, write_fd_number: i32) -> io::Result<Self> {
-        let fd = process.open_fd(write_fd_number)?;
-        if FileType::from_raw_mode(fstat(&fd)?.st_mode) != FileType::Fifo {
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a pipe"));
+    /// Makes a sender of the descriptors that the sleeper handed out. Fails unless they are the ends of a pipe.
+    pub fn from_descriptors(descriptors: Vec<OwnedFd>) -> io::Result<Self> {
+        let not_a_pipe = || io::Error::new(io::ErrorKind::InvalidInput, "not a pipe");
+        let ends: [OwnedFd; 2] = descriptors.try_into().map_err(|_| not_a_pipe())?;
+        for end in &ends {
+            if FileType::from_raw_mode(fstat(end)?.st_mode) != FileType::Fifo {
+                return Err(not_a_pipe());
+            }
         }
-        Ok(Self { fd: Arc::new(fd) })
+        let [reader, writer] = ends;
+        // A write must not wait for the sleeper to read.
+        fcntl_setfl(&writer, fcntl_getfl(&writer)? | OFlags::NONBLOCK)?;
+        Ok(Self {
+            writer: Arc::new(writer),
+            _reader: Some(Arc::new(reader)),
+        })
     }
 
     /// Sends at most [`PIPE_BUF`] bytes, whole or not at all. A full pipe counts as success, because it has
@@ -88,7 +95,7 @@ impl WakeSender {
     pub fn send(&self, bytes: &[u8]) -> bool {
         debug_assert!(bytes.len() <= PIPE_BUF, "longer messages would be torn");
         loop {
-            match write(&*self.fd, bytes) {
+            match write(&*self.writer, bytes) {
                 Ok(_) | Err(Errno::AGAIN) => return true,
                 Err(Errno::INTR) => {}
                 Err(_) => return false,
@@ -104,8 +111,8 @@ mod tests {
     #[test]
     fn sent_bytes_arrive_and_a_full_pipe_succeeds() {
         let pipe = WakePipe::new().expect("pipe");
-        let us = ProcessId::current().expect("stat");
-        let sender = WakeSender::open(us, pipe.write_fd_number()).expect("open");
+        let handed = pipe.descriptors().expect("descriptors");
+        let sender = WakeSender::from_descriptors(handed).expect("a pipe");
         let mut buffer = [0; 16];
         assert_eq!(pipe.drain(&mut buffer), 0);
         assert!(sender.send(b"ab"));
@@ -125,13 +132,22 @@ mod tests {
     }
 
     #[test]
-    fn only_pipes_are_opened() {
-        let us = ProcessId::current().expect("stat");
-        let file = tempfile::tempfile().expect("file");
-        assert!(WakeSender::open(us, file.as_raw_fd()).is_err());
+    fn only_pipes_are_taken() {
+        let pipe = WakePipe::new().expect("pipe");
+        let file = || OwnedFd::from(tempfile::tempfile().expect("file"));
+        let ends = || pipe.descriptors().expect("descriptors");
         let (socket, _other) = std::os::unix::net::UnixStream::pair().expect("pair");
-        assert!(WakeSender::open(us, socket.as_raw_fd()).is_err());
-        assert!(WakeSender::open(us, 1_000_000).is_err());
-        assert!(WakeSender::open(us, -1).is_err());
+        let socket = OwnedFd::from(socket);
+        let mut three = ends();
+        three.push(file());
+        for wrong in [
+            Vec::new(),
+            vec![file()],
+            vec![file(), file()],
+            vec![ends().remove(0), socket],
+            three,
+        ] {
+            WakeSender::from_descriptors(wrong).expect_err("no pipe");
+        }
     }
 }

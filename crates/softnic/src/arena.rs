@@ -2,7 +2,6 @@
 //! so thousands of queue pairs do not cost thousands of file descriptors.
 
 use std::collections::BTreeMap;
-use std::os::fd::AsRawFd;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
@@ -10,7 +9,7 @@ use headworks_shm::fork::ForkGeneration;
 use headworks_shm::{HugePages, SegmentRequest, SharedSegment};
 use headworks_verbs::ResourceError;
 
-use crate::table::{MAX_SEGMENT, SegmentOffset, Table};
+use crate::table::{IN_USE, MAX_SEGMENT, SegmentOffset, Table};
 
 /// Bytes of a slab: a segment from which small allocations are cut.
 const SLAB: usize = 1 << 20;
@@ -78,9 +77,10 @@ impl Arena {
         let len = len.max(1).next_multiple_of(UNIT);
         let align = align.max(UNIT);
         let small = len <= PIECE_MAX && huge == HugePages::No && numa_node.is_none();
-        let mut state = self.lock();
         if !small {
-            let (segment, row, generation) = self.segment(&mut state, len, huge, numa_node)?;
+            // Made without the lock, because that takes long for a large one.
+            let segment = new_segment(len, huge, numa_node)?;
+            let (segment, row, generation) = self.publish(&mut self.lock(), segment)?;
             let at = SegmentOffset {
                 segment: row,
                 generation,
@@ -93,12 +93,14 @@ impl Arena {
                 len,
             });
         }
+        let mut state = self.lock();
         for slab in &mut state.slabs {
             if let Some(piece) = slab.cut(self, len, align) {
                 return Ok(piece);
             }
         }
-        let (segment, row, generation) = self.segment(&mut state, SLAB, HugePages::No, None)?;
+        let segment = new_segment(SLAB, HugePages::No, None)?;
+        let (segment, row, generation) = self.publish(&mut state, segment)?;
         let mut slab = Slab {
             segment,
             row,
@@ -114,13 +116,11 @@ impl Arena {
         })
     }
 
-    /// Creates a segment and publishes it in the table. Returns it with its row and generation.
-    fn segment(
+    /// Publishes a segment in the table. Returns it with its row and generation.
+    fn publish(
         &self,
         state: &mut State,
-        len: usize,
-        huge_pages: HugePages,
-        numa_node: Option<u32>,
+        segment: SharedSegment,
     ) -> Result<(Arc<SharedSegment>, u32, u32), ResourceError> {
         let row = (state.first_free..MAX_SEGMENT as u32)
             .find(|row| !state.rows.contains_key(row))
@@ -128,14 +128,6 @@ impl Arena {
                 what: "shared-memory segments",
                 limit: MAX_SEGMENT as u64,
             })?;
-        let request = SegmentRequest {
-            name: "headworks",
-            len,
-            huge_pages,
-            numa_node,
-        };
-        let segment = SharedSegment::create(&request)
-            .map_err(|error| ResourceError::NoSpace(error.to_string()))?;
         state.first_free = row + 1;
         state.next_generation = state.next_generation.wrapping_add(1);
         let generation = state.next_generation;
@@ -144,11 +136,10 @@ impl Arena {
             .rows
             .insert(row, (generation, Arc::downgrade(&segment)));
         let entry = self.table.segment(row);
-        entry.len.store(len as u64, Ordering::Relaxed);
-        let fd = segment.fd().as_raw_fd() as u64 + 1;
+        entry.len.store(segment.len() as u64, Ordering::Relaxed);
         entry
             .life
-            .store(u64::from(generation) << 32 | fd, Ordering::Release);
+            .store(u64::from(generation) << 32 | IN_USE, Ordering::Release);
         Ok((segment, row, generation))
     }
 
@@ -174,6 +165,20 @@ impl Arena {
         state.rows.remove(&at.segment);
         state.first_free = state.first_free.min(at.segment);
     }
+}
+
+fn new_segment(
+    len: usize,
+    huge_pages: HugePages,
+    numa_node: Option<u32>,
+) -> Result<SharedSegment, ResourceError> {
+    let request = SegmentRequest {
+        name: "headworks",
+        len,
+        huge_pages,
+        numa_node,
+    };
+    SharedSegment::create(&request).map_err(|error| ResourceError::NoSpace(error.to_string()))
 }
 
 impl Slab {

@@ -1,6 +1,7 @@
 //! Completion channels: a pipe that carries the numbers of the CQs that raised an event.
 
 use std::os::fd::BorrowedFd;
+use std::sync::Arc;
 
 use headworks_shm::{WakePipe, WakeSender};
 use headworks_verbs::{CompletionChannel, CqId, ResourceError};
@@ -10,7 +11,7 @@ pub(crate) const EVENT: usize = 4;
 
 /// A completion channel. Producers in any process write a CQ's number into its pipe.
 pub(crate) struct SoftChannel {
-    pipe: WakePipe,
+    pipe: Arc<WakePipe>,
     /// Number of the channel within its context; never reused.
     pub(crate) number: u32,
     /// Incarnation of the context. A CQ of another context must not use this channel: events identify CQs by
@@ -24,6 +25,7 @@ impl SoftChannel {
             what: "completion channel",
             source,
         })?;
+        let pipe = Arc::new(pipe);
         Ok(Self { pipe, number, of })
     }
 
@@ -32,9 +34,9 @@ impl SoftChannel {
         self.pipe.sender()
     }
 
-    /// Returns the descriptor number of the pipe's write end, by which peers open it.
-    pub(crate) fn fd_number(&self) -> i32 {
-        self.pipe.write_fd_number()
+    /// Returns the pipe, whose descriptors peers are given.
+    pub(crate) fn pipe(&self) -> &Arc<WakePipe> {
+        &self.pipe
     }
 }
 

@@ -49,7 +49,7 @@ impl CqPort {
             peer: peer.clone(),
             row,
             queue: peer.queue(&cq.queue)?,
-            has_channel: cq.channel_fd.load(Ordering::Relaxed) != 0,
+            has_channel: cq.channel_number.load(Ordering::Relaxed) != 0,
             channel: None,
             timestamps: cq.timestamps.load(Ordering::Relaxed) != 0,
         })
@@ -163,18 +163,17 @@ impl CqPort {
         }
         let life = row.life.load(Ordering::Acquire);
         let number = row.channel_number.load(Ordering::Relaxed);
-        let Some(fd) = row.channel_fd.load(Ordering::Relaxed).checked_sub(1) else {
+        if number == 0 {
             return;
-        };
-        let Some(channel) = self.peer.channel(number, fd as i32, (self.row, life)) else {
-            // This process cannot open the pipe, perhaps for lack of descriptors. The owner can raise the
+        }
+        let Some(channel) = self.peer.channel(number, (self.row, life)) else {
+            // This process did not get the pipe, perhaps for lack of descriptors. The owner can raise the
             // event.
             self.peer.table.attention().cqs.set(self.row as usize);
             self.peer.kick();
             return;
         };
-        // A CQ destroyed meanwhile may have taken its channel with it, and the descriptor number may name
-        // something else. An unchanged row shows that it does not.
+        // A CQ destroyed meanwhile may have taken its channel with it, and the row may have another CQ.
         if row.life.load(Ordering::Acquire) == life {
             row.counts.events.fetch_add(1, Ordering::Relaxed);
             channel.send(&self.row.to_le_bytes());
@@ -233,9 +232,8 @@ impl SoftCq {
         entry.armed.disarm();
         entry.overrun.store(0, Ordering::Relaxed);
         entry.counts.clear();
-        let (number, fd) = channel.map_or((0, 0), |c| (c.number, c.fd_number() as u32 + 1));
+        let number = channel.map_or(0, |channel| channel.number);
         entry.channel_number.store(number, Ordering::Relaxed);
-        entry.channel_fd.store(fd, Ordering::Relaxed);
         entry
             .life
             .store(context.cq_rows.generation(row), Ordering::Release);

@@ -28,7 +28,7 @@ use headworks_verbs::QpState;
 use crate::cq::SoftCq;
 use crate::device::Context;
 use crate::peer::PeerGuard;
-use crate::peer_process::PeerProcess;
+use crate::peer_process::{LifeEvidence, PeerProcess};
 use crate::qp::QpCore;
 use crate::quarantine::Initiator;
 use crate::table::{MAX_SENDER, RecvSlot, RowRef};
@@ -37,8 +37,8 @@ use crate::table::{MAX_SENDER, RecvSlot, RowRef};
 const MARK: u16 = 0x4000;
 const _: () = assert!(MAX_SENDER <= MARK as usize);
 
-/// Maximum number of processes watched through a pidfd. A broken peer may name any number of processes.
-const PIDFDS_MAX: usize = 512;
+/// Maximum number of processes watched, with a descriptor each. A broken peer may name any number of processes.
+const WATCHES_MAX: usize = 512;
 
 /// Returns the mark of the sender in `row`.
 const fn mark(row: usize) -> u16 {
@@ -59,13 +59,13 @@ impl Registration {
     pub(crate) fn enter(context: &Context, target: PeerGuard) -> Option<Self> {
         let us = context.own.process();
         let table = &target.table;
-        let claim = |row: usize| Some((row, table.sender(row).claim(us.pid)?));
+        let claim = |row: usize| Some((row, table.sender(row).claim(us.slot)?));
         let Some((row, claimed)) = (0..MAX_SENDER).find_map(claim) else {
             tracing::warn!("a peer has no free row for another sender of datagrams");
             return None;
         };
         let held = table.held_sender(row);
-        held.publish_owner(us.start_time);
+        held.publish_owner(us.generation);
         table
             .senders_end()
             .fetch_max(row as u64 + 1, Ordering::AcqRel);
@@ -129,17 +129,19 @@ struct DeferredRepost {
 
 impl Senders {
     /// Returns the process of the sender that holds `row` in the life `life`; `None` if the row has changed.
-    fn watch(&self, life: SenderLife, row: &SenderRow) -> Option<Arc<PeerProcess>> {
-        let process = ProcessId {
-            pid: life.pid(),
-            start_time: row.start_time_of(life)?,
-        };
+    fn watch(
+        &self,
+        context: &Context,
+        life: SenderLife,
+        row: &SenderRow,
+    ) -> Option<Arc<PeerProcess>> {
+        let process = row.process_of(life)?;
         let mut watches = self.watches.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(known) = watches.get(&process) {
             return Some(known.clone());
         }
-        let pidfds = watches.values().filter(|known| known.pidfd().is_some());
-        let peer_process = Arc::new(watch(process, pidfds.count() < PIDFDS_MAX));
+        let may_open = watches.len() < WATCHES_MAX;
+        let peer_process = Arc::new(watch(context, process, may_open));
         watches.insert(process, peer_process.clone());
         Some(peer_process)
     }
@@ -157,7 +159,7 @@ impl Senders {
             let (life, count) = row.delivery_in_progress()?;
             let row = context.table.held_sender(number);
             // `None`: another sender has taken the row. It began after the fence and need not be waited for.
-            let peer_process = self.watch(life, &row)?;
+            let peer_process = self.watch(context, life, &row)?;
             Some(Initiator::sender(row, life, count, peer_process))
         });
         busy.collect()
@@ -168,9 +170,9 @@ impl Senders {
     pub(crate) fn service(&self, context: &Context) -> bool {
         let mut look = false;
         context.table.attention().senders.take(|_| look = true);
-        let died = |peer_process: &Arc<PeerProcess>| match peer_process.pidfd() {
-            Some(_) => peer_process.is_dead(),
-            None => peer_process.check_dead(),
+        let died = |peer_process: &Arc<PeerProcess>| match peer_process.must_be_asked() {
+            false => peer_process.is_dead(),
+            true => peer_process.check_dead(),
         };
         let died = self.watches().iter().any(died);
         if look || died {
@@ -208,12 +210,12 @@ impl Senders {
             let life = row.life();
             let is_dead = match life.state() {
                 SenderState::Free => false,
-                // A claiming sender holds nothing yet. It has not published its start time, so its process
-                // cannot be told from a later one with the same pid: keep the row while the pid is in use.
-                SenderState::Claiming => ProcessId::is_pid_unused(life.pid()),
+                // A claiming sender holds nothing yet. It has not published its generation, so its process
+                // cannot be told from a later one in the same slot: keep the row while the slot is in use.
+                SenderState::Claiming => context.fabric().is_slot_unused(life.slot()),
                 SenderState::Live => {
                     // The row has changed hands meanwhile: the new sender has marked it, so it is read again.
-                    let Some(peer_process) = self.watch(life, row) else {
+                    let Some(peer_process) = self.watch(context, life, row) else {
                         continue;
                     };
                     let process = peer_process.process();
@@ -238,16 +240,25 @@ impl Senders {
     }
 }
 
-/// Begins to watch `process`.
-fn watch(process: ProcessId, may_open: bool) -> PeerProcess {
-    // Without a pidfd the progress thread asks now and then whether the process is alive.
-    let opened = may_open.then(|| process.open_pidfd());
-    let is_dead = matches!(opened, Some(Ok(None)));
-    let peer_process = PeerProcess::new(process, opened.and_then(Result::ok).flatten());
-    if is_dead {
-        peer_process.mark_dead();
+/// Begins to watch `process`. `may_open`: it may take a descriptor.
+fn watch(context: &Context, process: ProcessId, may_open: bool) -> PeerProcess {
+    if process == context.own.process() {
+        return PeerProcess::new(process, LifeEvidence::Own);
     }
-    peer_process
+    let entry = || PeerProcess::new(process, LifeEvidence::Entry(context.fabric().clone()));
+    if !may_open {
+        return entry();
+    }
+    match context.fabric().watch(process, true) {
+        Ok(Some(watch)) => PeerProcess::new(process, LifeEvidence::Watch(watch)),
+        Ok(None) => {
+            let gone = entry();
+            gone.mark_dead();
+            gone
+        }
+        // Perhaps for lack of descriptors. Its entry is looked at now and then.
+        Err(_) => entry(),
+    }
 }
 
 /// Cleanup after dead senders.

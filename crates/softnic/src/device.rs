@@ -1,7 +1,7 @@
 //! An opened device: one context in a soft host.
 
 use std::collections::{BTreeMap, HashMap};
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
@@ -23,6 +23,7 @@ use crate::buffer::{self, SoftBuffer};
 use crate::completion_channel::SoftChannel;
 use crate::cq::SoftCq;
 use crate::datagram_senders::Senders;
+use crate::descriptors::ContextDescriptors;
 use crate::events::Events;
 use crate::hostile::{HostileMode, Rules};
 use crate::local_mrs::LocalMrs;
@@ -83,6 +84,13 @@ pub(crate) fn clock() -> Instant {
     Instant::from_nanos(now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64)
 }
 
+/// Returns a number that no other context of the fabric has or had: contexts of one process differ in the time,
+/// contexts of several processes at one time in the slot.
+fn new_incarnation(process: ProcessId) -> u64 {
+    let number = clock().nanos() ^ u64::from(process.slot) << 44;
+    (number & !(1 << 63)).max(1)
+}
+
 /// Identifies a context in the registry: key of its soft host, and index within that host.
 pub(crate) type PeerKey = (u64, u16);
 
@@ -91,6 +99,8 @@ pub(crate) struct Context {
     // The first field, and so the first dropped: no process that looks for this context finds it any more
     // when the table and the memory behind it go away.
     claim: ContextClaim,
+    /// Handed to peers for as long as the record is found.
+    descriptors: Arc<ContextDescriptors>,
     pub(crate) info: DeviceInfo,
     pub(crate) host: HostKey,
     pub(crate) table: Table,
@@ -161,14 +171,20 @@ impl Context {
         table
             .full_fences()
             .store((!asymmetric_fence::supported()).into(), Ordering::Relaxed);
-        let process = ProcessId::current().map_err(|error| provider(error.into()))?;
+        let member = fabric.join().map_err(|error| provider(error.into()))?;
+        let process = member.id();
         let progress = Progress::new().map_err(|error| provider(error.into()))?;
-        let incarnation = clock().nanos() ^ u64::from(process.pid) << 40;
+        let arena = Arena::new(table.clone());
+        let descriptors = ContextDescriptors::new(table.clone(), arena.clone(), progress.clone());
+        let incarnation = new_incarnation(process);
+        // Whoever finds the record may ask for the descriptors.
+        let source: Weak<ContextDescriptors> = Arc::downgrade(&descriptors);
+        member
+            .serve(incarnation, source)
+            .map_err(|error| provider(error.into()))?;
         let record = ContextRecord {
             process,
             layout_version: LAYOUT_VERSION,
-            segment_fd: table.shared().fd().as_raw_fd(),
-            wake_fd: progress.fd_number(),
             incarnation,
             host_name: info
                 .name
@@ -177,11 +193,10 @@ impl Context {
                 .to_owned(),
         };
         let claim = fabric
-            .claim_context(host, &record)
+            .claim_context(host, &member, &record)
             .map_err(|error| provider(error.into()))?;
         // The registry keeps its identity now that it has an entry.
         info.network = fabric.identity().map_err(|error| provider(error.into()))?;
-        let arena = Arena::new(table.clone());
         let local_mrs = Arc::new(LocalMrs::default());
         let own = Arc::new(Peer::own(
             process,
@@ -196,6 +211,7 @@ impl Context {
         let events = Events::new().map_err(|error| provider(error.into()))?;
         Ok(Arc::new(Self {
             hostility: rules.map(|rules| HostileMode::new(rules, &info)),
+            descriptors,
             info,
             host,
             arena,
@@ -230,6 +246,17 @@ impl Context {
     #[inline(always)]
     pub(crate) fn is_foreign(&self) -> bool {
         self.made_by.is_foreign()
+    }
+
+    /// Returns the registry that the context is in.
+    pub(crate) fn fabric(&self) -> &Arc<Registry> {
+        &self.fabric
+    }
+
+    /// Returns what the context hands to other processes.
+    #[cfg(test)]
+    pub(crate) fn descriptors(&self) -> &Arc<ContextDescriptors> {
+        &self.descriptors
     }
 
     /// Allocates shared memory for a queue.
@@ -280,7 +307,7 @@ impl Context {
         {
             return Ok(Some(keep(known)));
         }
-        let peer = match Peer::attach(&record) {
+        let peer = match Peer::attach(&self.fabric, &record) {
             Ok(Some(peer)) => Arc::new(peer),
             Ok(None) => return Ok(None),
             // The peer may have been leaving: it removes its record before it closes anything.
@@ -363,7 +390,7 @@ impl Context {
     pub(crate) fn has_left(&self, core: &QpCore) -> bool {
         let (host, index) = peer_key(core);
         match self.fabric.lookup_context(HostKey(host), index) {
-            Ok(Some(record)) => !record.process.is_alive(),
+            Ok(Some(_)) => false,
             Ok(None) => true,
             // Unknown. Requests will find out.
             Err(_) => false,
@@ -596,7 +623,9 @@ impl Device for SoftDevice {
         let context = self.usable()?;
         let number = context.next_channel.fetch_add(1, Ordering::Relaxed);
         let of = context.own.incarnation;
-        Ok(Arc::new(SoftChannel::new(number, of)?))
+        let channel = SoftChannel::new(number, of)?;
+        context.descriptors.add_channel(number, channel.pipe());
+        Ok(Arc::new(channel))
     }
 
     fn create_cq(&self, init: &CqInit) -> Result<Arc<dyn CompletionQueue>, ResourceError> {

@@ -1,20 +1,28 @@
 //! Inspection of a live fabric from outside: its hosts, processes, queue pairs and their counters.
 //!
-//! [`look`] reads the tables of other processes in place, through read-only mappings. It opens no context,
-//! wakes no process, and creates no registry. The tables may change while they are read, and those of a
+//! [`look`] reads the tables of other processes in place, through read-only mappings. It asks each process for
+//! the descriptors, opens no context, and creates no registry. The tables may change while they are read, and those of a
 //! broken process may hold anything. So every length is bounded, no number is trusted, and rows that changed
 //! hands meanwhile are left out.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use headworks_shm::segment::LAYOUT_VERSION;
-use headworks_shm::{ContextRecord, HostKey, Registry, RegistryError, SharedSegment};
+use headworks_shm::{
+    ContextRecord, DescriptorClient, HostKey, ProcessId, ProcessRecord, Registry, RegistryError,
+    SharedSegment,
+};
 use headworks_verbs::{CqCounters, QpCounters, QpState, QpType};
 
+use crate::descriptors::DescriptorKind;
 use crate::table::Table;
 
 mod rows;
+
+/// How long a process has to answer an observer.
+const ANSWER_LIMIT: Duration = Duration::from_millis(300);
 
 /// The result of [`look`].
 #[derive(Clone, Debug, Default)]
@@ -30,7 +38,7 @@ pub struct RegistrySnapshot {
 pub struct UnreadableContext {
     /// Name of its soft host.
     pub host: String,
-    /// Process id of its process.
+    /// Process id of its process, in that process's PID namespace.
     pub pid: u32,
     /// The reason, in one line.
     pub why: String,
@@ -45,13 +53,13 @@ pub struct ContextSnapshot {
     pub index: u16,
     /// Number that tells the context from others that have had the same index.
     pub incarnation: u64,
-    /// Process id of its process.
+    /// Process id of its process, in that process's PID namespace.
     pub pid: u32,
-    /// Start time of the process in clock ticks since boot: tells it from others that have had its id.
-    pub start_time: u64,
+    /// Identity of its process: tells it from others that have, or have had, the same id.
+    pub process: ProcessId,
     /// Name of the process's command. It may hold any characters.
     pub command: String,
-    /// How long the process has been running.
+    /// How long ago the process joined the registry.
     pub age: Duration,
     /// The queue pairs.
     pub queue_pairs: Vec<QueuePairSnapshot>,
@@ -140,12 +148,26 @@ pub struct SharedReceiveQueueSnapshot {
 }
 
 /// Reads the contexts of `host`, or of all hosts. Without a fabric, or in an empty one, it finds none.
-pub fn look(registry: &Registry, host: Option<&str>) -> Result<RegistrySnapshot, RegistryError> {
+pub fn look(
+    registry: &Arc<Registry>,
+    host: Option<&str>,
+) -> Result<RegistrySnapshot, RegistryError> {
     let all = registry.list_contexts()?;
+    let mut processes: HashMap<ProcessId, Option<ProcessRecord>> = HashMap::new();
+    for (_, _, record) in &all {
+        let process = record.process;
+        processes
+            .entry(process)
+            .or_insert_with(|| registry.process_record(process).ok().flatten());
+    }
+    let pid = |process| {
+        let record = processes.get(&process).and_then(Option::as_ref);
+        record.map_or(0, |record| record.pid)
+    };
     let names: HostNames = all
         .iter()
         .map(|(key, index, record)| {
-            let at = (record.host_name.clone(), record.process.pid);
+            let at = (record.host_name.clone(), pid(record.process));
             ((key.0, *index), at)
         })
         .collect();
@@ -154,15 +176,18 @@ pub fn look(registry: &Registry, host: Option<&str>) -> Result<RegistrySnapshot,
         if host.is_some_and(|host| host != record.host_name) {
             continue;
         }
-        match look_at(*index, record, &names) {
+        // A process that is dead by now is left out.
+        let Some(Some(process)) = processes.get(&record.process) else {
+            continue;
+        };
+        match look_at(registry, *index, record, process, &names) {
             Ok(Some(context)) => snapshot.contexts.push(context),
             Ok(None) => {}
-            Err(_) if record.process.is_ending() => {}
             // The context may have been leaving: its process removes the record before it closes anything.
             Err(_) if !is_still_there(registry, *key, *index, record) => {}
             Err(why) => snapshot.unreadable.push(UnreadableContext {
                 host: record.host_name.clone(),
-                pid: record.process.pid,
+                pid: process.pid,
                 why,
             }),
         }
@@ -180,10 +205,12 @@ fn is_still_there(registry: &Registry, host: HostKey, index: u16, record: &Conte
 /// The contexts in the registry: host key and index to host name and process id.
 type HostNames = HashMap<(u64, u16), (String, u32)>;
 
-/// Reads one context. Returns `None` if its process is dead.
+/// Reads one context. Returns `None` if it is gone.
 fn look_at(
+    registry: &Arc<Registry>,
     index: u16,
     record: &ContextRecord,
+    process: &ProcessRecord,
     names: &HostNames,
 ) -> Result<Option<ContextSnapshot>, String> {
     let found = record.layout_version;
@@ -192,25 +219,34 @@ fn look_at(
             "its tables have layout version {found}, this program reads version {LAYOUT_VERSION}"
         ));
     }
-    let process = record.process;
-    let table = process
-        .open_fd_read_only(record.segment_fd)
-        .map_err(|error| format!("opening its table: {error}"))?;
+    let failed = |error: RegistryError| format!("opening its table: {error}");
+    let client = DescriptorClient::connect_within(registry, record.process, ANSWER_LIMIT);
+    let Some(mut client) = client.map_err(failed)? else {
+        return Ok(None);
+    };
+    let table = client.descriptors(record.incarnation, DescriptorKind::Table.into());
+    let table = table
+        .map_err(failed)?
+        .and_then(|all| all.into_iter().next());
+    // Found by nobody else either: it is leaving.
+    let Some(table) = table else {
+        return Ok(None);
+    };
     let table = SharedSegment::attach_read_only(table)
         .map_err(|error| format!("attaching its table: {error}"))?;
     let table = Table::new(table.into()).ok_or("its segment is smaller than a table")?;
-    let rows = rows::read(&table, process, names);
-    // A process that is dead by now is left out: its rows describe nothing.
-    let Some(command) = process.command().map_err(|error| error.to_string())? else {
+    let rows = rows::read(&table, &mut client, record.incarnation, names);
+    // The rows of a process that is dead by now describe nothing.
+    if !registry.is_alive(record.process) {
         return Ok(None);
-    };
+    }
     Ok(Some(ContextSnapshot {
         host: record.host_name.clone(),
         index,
         incarnation: record.incarnation,
         pid: process.pid,
-        start_time: process.start_time,
-        command,
+        process: record.process,
+        command: process.command(),
         age: process.age(),
         queue_pairs: rows.queue_pairs,
         completion_queues: rows.completion_queues,

@@ -16,6 +16,7 @@
 //! | [`provider`] | opens devices `soft[:HOST][,…]`: names, options, limits, promises |
 //! | `device` | an opened device: one *context*, a process in a soft host |
 //! | `table` | the shared table of a context: rows for queue pairs, CQs, SRQs, regions, segments, senders |
+//! | `descriptors` | descriptors that a context hands to other processes, and asks of them |
 //! | `peer_process` | liveness of a peer process: dead, or stopped |
 //! | `peer` | another process's context, attached: its table, its memory, its wake pipes |
 //! | `arena` | shared memory for queues and small buffers, cut from a few segments |
@@ -61,6 +62,7 @@ mod cq;
 mod crash_points;
 mod cross_process_copy;
 mod datagram_senders;
+mod descriptors;
 mod device;
 mod events;
 pub mod hostile;

@@ -2,20 +2,22 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
 
 use headworks_shm::{
-    ContextRecord, ProcessId, SharedSegment, ShmSafe, SlotQueue, SlotQueueRef, WakeSender,
+    ContextRecord, DescriptorClient, ProcessId, ProcessWatch, Registry, RegistryError,
+    SharedSegment, ShmSafe, SlotQueue, SlotQueueRef, WakeSender,
 };
-use rustix::io::Errno;
 
 use crate::arena::Arena;
 use crate::cq::CqPort;
 use crate::cross_process_copy::{self, CrossError};
+use crate::descriptors::{DescriptorKind, DescriptorOrigin};
 use crate::local_mrs::LocalMrs;
-use crate::peer_process::PeerProcess;
+use crate::peer_process::{LifeEvidence, PeerProcess};
 use crate::table::{MAX_SEGMENT, QueueLocation, SegmentOffset, Table};
 
 /// Largest queue capacity that is accepted from a peer.
@@ -37,12 +39,11 @@ impl AttachError {
     }
 }
 
-fn is_unsupported(error: &io::Error) -> bool {
-    matches!(
-        Errno::from_io_error(error),
-        Some(Errno::NOSYS | Errno::PERM | Errno::INVAL)
-    )
-}
+/// How long a process has to hand out a descriptor that a request needs. It takes microseconds as a rule; a process
+/// that does not answer is stopped.
+const ANSWER_LIMIT: Duration = Duration::from_secs(1);
+/// The same, for a process that has not answered before.
+const NEXT_ANSWER_LIMIT: Duration = Duration::from_millis(1);
 
 /// A context that this process has attached. This process's own context is one too, for loopback queue pairs.
 pub(crate) struct Peer {
@@ -51,8 +52,14 @@ pub(crate) struct Peer {
     pub(crate) table: Table,
     /// Set once the queue pairs that were connected to it have been ended after its death.
     cleaned_up: AtomicBool,
-    /// Set when a descriptor that its table names as open was found closed: its process is dying.
+    /// Where its descriptors come from; `None` for this process's own context.
+    origin: Option<DescriptorOrigin>,
+    /// Process id in this process's PID namespace; 0 if that namespace does not have it.
+    pid: u32,
+    /// Set when its process did not hand out a segment that its table shows: it is dying.
     going: AtomicBool,
+    /// Set while its process does not answer: it is stopped.
+    unanswering: AtomicBool,
     /// Set once the kernel has refused access to its private memory for good.
     no_crossing: AtomicBool,
     /// Wakes its progress thread.
@@ -109,42 +116,57 @@ struct Channel {
 }
 
 impl Peer {
-    /// Attaches the context that `record` describes. Returns `None` if its process is dead.
-    pub(crate) fn attach(record: &ContextRecord) -> Result<Option<Self>, AttachError> {
+    /// Attaches the context that `record` describes. Returns `None` if its process is dead, or the context is gone.
+    pub(crate) fn attach(
+        registry: &Arc<Registry>,
+        record: &ContextRecord,
+    ) -> Result<Option<Self>, AttachError> {
         let process = record.process;
-        let failed = |what| move |source: io::Error| AttachError::new(what, source);
-        let pidfd = match process.open_pidfd() {
-            Ok(Some(fd)) => Some(fd),
-            Ok(None) => return Ok(None),
-            // An old kernel, or a sandbox: liveness is asked through `/proc` instead.
-            Err(error) if is_unsupported(&error) => None,
-            Err(error) => return Err(failed("watching its process")(error)),
+        let failed =
+            |what| move |error: RegistryError| AttachError::new(what, io::Error::other(error));
+        let client = DescriptorClient::connect(registry, process);
+        let Some(mut client) = client.map_err(failed("connecting to its process"))? else {
+            return Ok(None);
         };
-        let attach = || -> Result<_, AttachError> {
-            let fd = process.open_fd(record.segment_fd);
-            let fd = fd.map_err(failed("opening its table"))?;
-            let segment = SharedSegment::attach(fd).map_err(|error| {
-                AttachError::new("attaching its table", io::Error::other(error))
-            })?;
-            let table = Table::new(Arc::new(segment)).ok_or_else(|| {
-                let source = io::Error::other("it is smaller than a table");
-                AttachError::new("attaching its table", source)
-            })?;
-            let wake = WakeSender::open(process, record.wake_fd);
-            let wake = wake.map_err(failed("opening its wake pipe"))?;
-            Ok((table, wake))
+        let pid = client.pid();
+        let evidence = match client.pidfd().map_err(failed("watching its process"))? {
+            Some(pidfd) => LifeEvidence::Watch(ProcessWatch::of_pidfd(pidfd)),
+            // This process, as a peer of its own.
+            None if client.is_own() => LifeEvidence::Own,
+            // Without a pidfd its entry is looked at now and then.
+            None => match registry.watch(process, false) {
+                Ok(Some(watch)) => LifeEvidence::Watch(watch),
+                Ok(None) => return Ok(None),
+                Err(error) => return Err(failed("watching its process")(error)),
+            },
         };
-        let (table, wake) = match attach() {
-            Ok(attached) => attached,
-            // The process died meanwhile, or is dying: a live process removes its record before it closes the
-            // descriptors that the record names.
-            Err(error) if error.source.kind() == io::ErrorKind::NotFound => return Ok(None),
-            Err(_) if !process.is_alive() => return Ok(None),
-            Err(error) => return Err(error),
+        let found = client.descriptors(record.incarnation, DescriptorKind::Table.into());
+        let Some(mut descriptors) = found.map_err(failed("opening its table"))? else {
+            return Ok(None);
         };
-        let peer_process = PeerProcess::new(process, pidfd);
+        let pipe = descriptors.split_off(1.min(descriptors.len()));
+        let none = || io::Error::other("it handed out no descriptor");
+        let table = descriptors
+            .pop()
+            .ok_or_else(|| AttachError::new("opening its table", none()))?;
+        let segment = SharedSegment::attach(table)
+            .map_err(|error| AttachError::new("attaching its table", io::Error::other(error)))?;
+        let table = Table::new(Arc::new(segment)).ok_or_else(|| {
+            let source = io::Error::other("it is smaller than a table");
+            AttachError::new("attaching its table", source)
+        })?;
+        let wake = WakeSender::from_descriptors(pipe)
+            .map_err(|source| AttachError::new("opening its wake pipe", source))?;
+        let peer_process = PeerProcess::new(process, evidence);
         let mut peer = Self::unattached(peer_process, record.incarnation, table);
         peer.wake = Some(wake);
+        peer.pid = pid.unwrap_or(0);
+        peer.no_crossing = AtomicBool::new(pid.is_none());
+        peer.origin = Some(DescriptorOrigin {
+            registry: registry.clone(),
+            process,
+            object: record.incarnation,
+        });
         Ok(Some(peer))
     }
 
@@ -154,7 +176,10 @@ impl Peer {
             incarnation,
             table,
             cleaned_up: AtomicBool::new(false),
+            origin: None,
+            pid: std::process::id(),
             going: AtomicBool::new(false),
+            unanswering: AtomicBool::new(false),
             no_crossing: AtomicBool::new(false),
             wake: None,
             own: None,
@@ -171,7 +196,7 @@ impl Peer {
         own: OwnMemory,
         wake: Option<WakeSender>,
     ) -> Self {
-        let peer_process = PeerProcess::new(process, None);
+        let peer_process = PeerProcess::new(process, LifeEvidence::Own);
         let mut peer = Self::unattached(peer_process, incarnation, table);
         (peer.wake, peer.own) = (wake, Some(own));
         peer
@@ -181,8 +206,14 @@ impl Peer {
         self.peer_process.process()
     }
 
-    pub(crate) fn pidfd(&self) -> Option<&OwnedFd> {
-        self.peer_process.pidfd()
+    /// Returns the descriptor that becomes readable when its process ends, if there is one.
+    pub(crate) fn death_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.peer_process.death_fd()
+    }
+
+    /// Returns whether its process must be asked now and then whether it is dead.
+    pub(crate) fn must_be_asked(&self) -> bool {
+        self.peer_process.must_be_asked()
     }
 
     /// Returns whether queue pairs of this process send datagrams there.
@@ -220,9 +251,9 @@ impl Peer {
         self.cleaned_up.store(true, Ordering::Relaxed);
     }
 
-    /// Returns whether it was seen dying, which may be why an access failed.
+    /// Returns whether it was seen dying or stopped, which may be why an access failed.
     pub(crate) fn is_going(&self) -> bool {
-        self.going.load(Ordering::Relaxed)
+        self.going.load(Ordering::Relaxed) || self.unanswering.load(Ordering::Relaxed)
     }
 
     /// Returns whether its process seems to be stopped.
@@ -242,9 +273,38 @@ impl Peer {
         self.is_dead()
     }
 
-    /// Returns the pid of its process, dead or alive.
+    /// Returns the id of its process, dead or alive, in this process's PID namespace; 0 if that does not have it.
     pub(crate) fn pid(&self) -> u32 {
-        self.process().pid
+        self.pid
+    }
+
+    /// Asks its process for descriptors. Returns `None` if there is no such thing (any more), or it is not to be had
+    /// now.
+    fn ask(&self, kind: DescriptorKind) -> Option<Vec<OwnedFd>> {
+        let origin = self.origin.as_ref()?;
+        let limit = match self.unanswering.load(Ordering::Relaxed) {
+            true => NEXT_ANSWER_LIMIT,
+            false => ANSWER_LIMIT,
+        };
+        let asked = origin.ask(kind, limit);
+        let is_stopped = matches!(&asked, Err(RegistryError::Unanswered { .. }));
+        self.unanswering.store(is_stopped, Ordering::Relaxed);
+        if let Err(error) = &asked {
+            tracing::debug!(%error, ?kind, "a peer handed out no descriptor");
+        }
+        if matches!(asked, Ok(None)) {
+            // A live process clears the row of a segment before it ceases to hand it out.
+            self.note_absent(kind);
+        }
+        asked.ok()?
+    }
+
+    fn note_absent(&self, kind: DescriptorKind) {
+        if let DescriptorKind::Segment { row, generation } = kind
+            && self.table.segment(row).life.load(Ordering::Acquire) >> 32 == u64::from(generation)
+        {
+            self.going.store(true, Ordering::Relaxed);
+        }
     }
 
     /// Returns the record of this process's own registrations; `None` for another process's context.
@@ -321,26 +381,16 @@ impl Peer {
         {
             return Some(segment.clone());
         }
-        let fd = i32::try_from((life(row) & 0xffff_ffff).checked_sub(1)?).ok()?;
         if life(row) >> 32 != u64::from(generation) {
             return None;
         }
-        let opened = self.process().open_fd(fd);
-        if let Err(error) = &opened
-            && error.kind() == io::ErrorKind::NotFound
-            && life(row) >> 32 == u64::from(generation)
-        {
-            // A live process clears the row before it closes the descriptor.
-            self.going.store(true, Ordering::Relaxed);
-        }
-        let fd = opened.ok()?;
+        let fd = self
+            .ask(DescriptorKind::Segment { row, generation })?
+            .into_iter()
+            .next()?;
         // The table describes the segment. The header is not checked: any process that shares the memory may
         // have overwritten it.
         let segment = Arc::new(SharedSegment::attach_without_header_check(fd).ok()?);
-        // The descriptor's number may name something else by now.
-        if life(row) >> 32 != u64::from(generation) {
-            return None;
-        }
         attached.segments.insert(row, (generation, segment.clone()));
         self.prune(&mut attached);
         Some(segment)
@@ -388,14 +438,14 @@ impl Peer {
         Some(Queue { slots, _keep: keep })
     }
 
-    /// Returns the pipe of its channel `number`, for an event of the CQ `cq` (row and `life`). `fd` is the
-    /// number of the pipe's write end in its process.
-    pub(crate) fn channel(&self, number: u32, fd: i32, cq: (u32, u32)) -> Option<Arc<WakeSender>> {
+    /// Returns the pipe of its channel `number`, for an event of the CQ `cq` (row and `life`).
+    pub(crate) fn channel(&self, number: u32, cq: (u32, u32)) -> Option<Arc<WakeSender>> {
         let mut attached = self.lock();
         if let Some(known) = attached.channels.get(&number) {
             return Some(known.sender.clone());
         }
-        let sender = Arc::new(WakeSender::open(self.process(), fd).ok()?);
+        let pipe = self.ask(DescriptorKind::Channel(number))?;
+        let sender = Arc::new(WakeSender::from_descriptors(pipe).ok()?);
         // A pipe held here takes a descriptor, so pipes whose CQ is gone are released. If other CQs share
         // such a channel, the pipe is opened again for one of them.
         let lives =
@@ -412,10 +462,17 @@ impl Peer {
         Some(sender)
     }
 
-    /// Makes a peer of which `process` and `pidfd` are known and whose table is this process's own.
+    /// Makes a peer that is watched by `pidfd`, has the process id `pid`, and whose table is this process's own.
     #[cfg(test)]
-    pub(crate) fn stand_in(process: ProcessId, pidfd: Option<OwnedFd>, table: Table) -> Self {
-        Self::unattached(PeerProcess::new(process, pidfd), 1, table)
+    pub(crate) fn stand_in(pid: u32, pidfd: OwnedFd, table: Table) -> Self {
+        let process = ProcessId {
+            slot: 0,
+            generation: 1,
+        };
+        let evidence = LifeEvidence::Watch(ProcessWatch::of_pidfd(pidfd));
+        let mut peer = Self::unattached(PeerProcess::new(process, evidence), 1, table);
+        peer.pid = pid;
+        peer
     }
 
     /// Returns how many channels' pipes are held.

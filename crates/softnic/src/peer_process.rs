@@ -1,27 +1,36 @@
 //! Liveness of another process: whether it is dead, and whether it seems to be stopped.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use headworks_shm::{ProcessId, pidfd_is_dead};
+use headworks_shm::{ProcessId, ProcessWatch, Registry};
 
 /// A process that executes on memory of this one, or may.
 pub(crate) struct PeerProcess {
     process: ProcessId,
-    /// Readable once the process is dead. `None` if the kernel gives no pidfd: liveness is then asked through
-    /// `/proc`.
-    pidfd: Option<OwnedFd>,
+    evidence: LifeEvidence,
     dead: AtomicBool,
     /// Set when a wait for the process timed out; cleared when it has been seen to continue.
     stopped: AtomicBool,
 }
 
+/// What shows whether a process lives.
+pub(crate) enum LifeEvidence {
+    /// It is this process.
+    Own,
+    /// A descriptor.
+    Watch(ProcessWatch),
+    /// Its entry in the registry, opened whenever it is asked for.
+    Entry(Arc<Registry>),
+}
+
 impl PeerProcess {
     /// Makes one that counts as alive and running.
-    pub(crate) fn new(process: ProcessId, pidfd: Option<OwnedFd>) -> Self {
+    pub(crate) fn new(process: ProcessId, evidence: LifeEvidence) -> Self {
         Self {
             process,
-            pidfd,
+            evidence,
             dead: AtomicBool::new(false),
             stopped: AtomicBool::new(false),
         }
@@ -31,8 +40,17 @@ impl PeerProcess {
         self.process
     }
 
-    pub(crate) fn pidfd(&self) -> Option<&OwnedFd> {
-        self.pidfd.as_ref()
+    /// Returns the descriptor that becomes readable when the process ends, if there is one.
+    pub(crate) fn death_fd(&self) -> Option<BorrowedFd<'_>> {
+        match &self.evidence {
+            LifeEvidence::Watch(watch) => watch.fd(),
+            LifeEvidence::Own | LifeEvidence::Entry(_) => None,
+        }
+    }
+
+    /// Returns whether nothing tells of the death of the process, so that it must be asked for now and then.
+    pub(crate) fn must_be_asked(&self) -> bool {
+        !self.is_dead() && !matches!(self.evidence, LifeEvidence::Own) && self.death_fd().is_none()
     }
 
     /// Returns whether the process is known to be dead. Makes no system call.
@@ -45,12 +63,13 @@ impl PeerProcess {
         !self.dead.swap(true, Ordering::AcqRel)
     }
 
-    /// Asks the kernel whether the process is dead. With a pidfd this works even if this process has no free
-    /// descriptors. Without one it asks `/proc`.
+    /// Asks the kernel whether the process is dead. With a watch this works even if this process has no free
+    /// descriptors.
     pub(crate) fn asks_dead(&self) -> bool {
-        match &self.pidfd {
-            Some(pidfd) => pidfd_is_dead(pidfd.as_fd()),
-            None => !self.process.is_alive(),
+        match &self.evidence {
+            LifeEvidence::Own => false,
+            LifeEvidence::Watch(watch) => watch.is_dead(),
+            LifeEvidence::Entry(registry) => !registry.is_alive(self.process),
         }
     }
 

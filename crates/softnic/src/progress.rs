@@ -19,7 +19,7 @@ use crate::qp::QpCore;
 const PATIENCE: Duration = Duration::from_micros(500);
 /// Longest interval between two looks at queue pairs and memory that wait for a peer.
 const UNSETTLED_MAX: Duration = Duration::from_millis(100);
-/// Interval at which peers' liveness is asked if the kernel has no pidfds.
+/// Interval at which the liveness of peers without a pidfd is asked.
 const WITHOUT_PIDFD: Duration = Duration::from_millis(200);
 
 /// State shared between a context's threads and its progress thread.
@@ -60,9 +60,9 @@ impl Progress {
         }))
     }
 
-    /// Returns the descriptor number by which peers open the wake pipe.
-    pub(crate) fn fd_number(&self) -> i32 {
-        self.pipe.write_fd_number()
+    /// Returns the wake pipe, whose descriptors peers are given.
+    pub(crate) fn pipe(&self) -> &WakePipe {
+        &self.pipe
     }
 
     pub(crate) fn sender(&self) -> WakeSender {
@@ -186,10 +186,10 @@ fn run(progress: &Progress, context: &Weak<Context>) {
             wake_at = Some(wake_at.map_or(soon, |at| at.min(soon)));
         }
         seen_steps = progress.steps.load(Ordering::Relaxed);
-        let unwatched =
-            |peer: &Arc<Peer>| peer.pidfd().is_none() && !peer.is_own() && !peer.is_dead();
         let senders = context.senders.watches();
-        if peers.iter().any(unwatched) || senders.iter().any(|watch| watch.pidfd().is_none()) {
+        if peers.iter().any(|peer| peer.must_be_asked())
+            || senders.iter().any(|watch| watch.must_be_asked())
+        {
             let ask = clock() + WITHOUT_PIDFD;
             wake_at = Some(wake_at.map_or(ask, |at| at.min(ask)));
         }
@@ -222,7 +222,7 @@ fn sleep(
     let peer_process: Vec<_> = peers
         .iter()
         .filter(|peer| !peer.is_dead())
-        .filter_map(|peer| Some((peer, peer.pidfd()?)))
+        .filter_map(|peer| Some((peer, peer.death_fd()?)))
         .collect();
     let mut wait = until.map(|at| at.since(clock()));
     if peers.iter().any(|peer| peer.needs_cleanup()) {
@@ -233,13 +233,17 @@ fn sleep(
     fds.extend(
         peer_process
             .iter()
-            .map(|(_, fd)| PollFd::new(*fd, PollFlags::IN)),
+            .map(|(_, fd)| PollFd::from_borrowed_fd(*fd, PollFlags::IN)),
     );
     let pidfds = senders
         .iter()
-        .filter_map(|watch| Some((watch, watch.pidfd()?)));
+        .filter_map(|watch| Some((watch, watch.death_fd()?)));
     let pidfds: Vec<_> = pidfds.collect();
-    fds.extend(pidfds.iter().map(|(_, fd)| PollFd::new(*fd, PollFlags::IN)));
+    fds.extend(
+        pidfds
+            .iter()
+            .map(|(_, fd)| PollFd::from_borrowed_fd(*fd, PollFlags::IN)),
+    );
     match poll(&mut fds, wait.map(timespec).as_ref()) {
         Ok(_) => {
             for ((peer, _), fd) in peer_process.iter().zip(&fds[1..]) {
@@ -290,7 +294,7 @@ fn clean_up(context: &Context, peers: &[Arc<Peer>]) -> bool {
     let mut died = false;
     for peer in peers {
         // Peers with a pidfd were asked in `sleep`.
-        if peer.pidfd().is_none() {
+        if peer.must_be_asked() {
             peer.check_dead();
         }
         if peer.needs_cleanup() {
@@ -372,41 +376,29 @@ fn look_away(context: &Context, slots: &mut BTreeSet<usize>, stalled: &BTreeSet<
 
 #[cfg(test)]
 mod tests {
-    use std::os::fd::OwnedFd;
     use std::process::Command;
 
-    use headworks_shm::ProcessId;
+    use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
     use super::*;
     use crate::table::Table;
 
-    /// Returns the pidfd of a process that has ended.
-    fn pidfd_of_the_dead() -> OwnedFd {
+    /// Returns a peer whose process has ended.
+    fn dead_peer() -> Peer {
         let mut child = Command::new("sleep").arg("1000").spawn().unwrap();
-        let id = ProcessId::of_pid(child.id()).unwrap();
-        let pidfd = id.open_pidfd().unwrap().unwrap();
+        let pidfd = pidfd_open(Pid::from_child(&child), PidfdFlags::empty()).unwrap();
         child.kill().unwrap();
         child.wait().unwrap();
-        pidfd
-    }
-
-    fn stand_in(pidfd: OwnedFd) -> Peer {
-        let segment = crate::table::empty_segment();
-        // `/proc` shows a live process, as it does where liveness cannot be asked.
-        let alive = ProcessId::current().unwrap();
-        Peer::stand_in(alive, Some(pidfd), Table::new(segment).unwrap())
+        let table = Table::new(crate::table::empty_segment()).unwrap();
+        Peer::stand_in(child.id(), pidfd, table)
     }
 
     #[test]
-    fn a_readable_pidfd_means_death_regardless_of_proc() {
+    fn a_readable_pidfd_means_death() {
         let progress = Progress::new().unwrap();
-        let peer = Arc::new(stand_in(pidfd_of_the_dead()));
+        let peer = Arc::new(dead_peer());
         sleep(&progress, std::slice::from_ref(&peer), &[], None);
         assert!(peer.is_dead());
-    }
-
-    #[test]
-    fn a_pidfd_is_asked_before_proc_is() {
-        assert!(stand_in(pidfd_of_the_dead()).check_dead());
+        assert!(dead_peer().check_dead());
     }
 }

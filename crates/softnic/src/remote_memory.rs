@@ -185,24 +185,23 @@ mod tests {
     use std::os::fd::OwnedFd;
     use std::process::Command;
 
-    use headworks_shm::ProcessId;
+    use rustix::process::{Pid, PidfdFlags, getpid, pidfd_open};
 
     use super::*;
     use crate::table::Table;
 
-    /// Returns a process that has ended, whose pid is unused, and its pidfd.
-    fn the_dead() -> (ProcessId, OwnedFd) {
+    /// Returns the id of a process that has ended, which is unused, and its pidfd.
+    fn the_dead() -> (u32, OwnedFd) {
         let mut child = Command::new("sleep").arg("1000").spawn().unwrap();
-        let id = ProcessId::of_pid(child.id()).unwrap();
-        let pidfd = id.open_pidfd().unwrap().unwrap();
+        let pidfd = pidfd_open(Pid::from_child(&child), PidfdFlags::empty()).unwrap();
         child.kill().unwrap();
         child.wait().unwrap();
-        (id, pidfd)
+        (child.id(), pidfd)
     }
 
-    fn reached(process: ProcessId, pidfd: OwnedFd) -> (Result<usize, RunError>, bool) {
+    fn reached(pid: u32, pidfd: OwnedFd) -> (Result<usize, RunError>, bool) {
         let table = Table::new(crate::table::empty_segment()).unwrap();
-        let peer = Peer::stand_in(process, Some(pidfd), table);
+        let peer = Peer::stand_in(pid, pidfd, table);
         let here = [Span::of_inline(&[0; 8])];
         let there = [RemoteRange { addr: 4096, len: 8 }];
         let found = across(Direction::Place, &peer, &here, &there);
@@ -214,7 +213,7 @@ mod tests {
         let (dead, pidfd) = the_dead();
         assert!(matches!(reached(dead, pidfd), (Err(RunError::Dead), false)));
         // As if its first thread had ended while others run: the owner is asked.
-        let us = ProcessId::current().unwrap().open_pidfd().unwrap().unwrap();
+        let us = pidfd_open(getpid(), PidfdFlags::empty()).unwrap();
         assert!(matches!(reached(dead, us), (Err(RunError::Refused), true)));
     }
 }

@@ -30,7 +30,10 @@ pub(crate) const MAX_SENDER: usize = 4096;
 /// Stands for "none" in place of a row number.
 pub(crate) const NO_ROW: u32 = u32::MAX;
 
-/// A shared-memory segment that peers may attach: `life` is generation << 32 | (fd + 1), 0 when
+/// In the `life` word of a segment's row: there is a segment.
+pub(crate) const IN_USE: u64 = 1;
+
+/// A shared-memory segment that peers may attach: `life` is generation << 32 | [`IN_USE`], 0 when
 /// there is none.
 #[repr(C)]
 pub(crate) struct SegmentRow {
@@ -66,9 +69,7 @@ pub(crate) struct CqRow {
     // Producers read these; the pollers' counts have a cache line of their own.
     pub(crate) life: AtomicU32,
     pub(crate) timestamps: AtomicU32,
-    /// The channel's write end in the owner's process, plus 1; 0 without a channel.
-    pub(crate) channel_fd: AtomicU32,
-    /// The number of the channel within the context, never reused.
+    /// The number of the channel within the context, never reused; 0 without a channel.
     pub(crate) channel_number: AtomicU32,
     pub(crate) queue: QueueLocation,
     /// Arms the CQ for an event. Written by the owner and by producers.

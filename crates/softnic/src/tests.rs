@@ -1,13 +1,15 @@
 //! Tests that need the crate's internals: keys that repeat, marks of executing, descriptors, stopped
 //! peers. What can be tested from outside is in the conformance suite.
 
-use std::os::fd::AsRawFd;
+use std::os::fd::OwnedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, mpsc};
+use std::sync::{Arc, Weak, mpsc};
 
 use headworks_shm::segment::LAYOUT_VERSION;
-use headworks_shm::{ContextRecord, HostKey, ProcessId, Registry};
+use headworks_shm::{
+    ContextClaim, ContextRecord, DescriptorRequest, DescriptorSource, HostKey, Registry,
+};
 use headworks_verbs::{
     Access, AllocRequest, AsyncEvent, Buffer, Completion, CompletionQueue, CqInit, Device, Gid,
     ModifyError, Mtu, Payload, PollError, Psn, QpAttr, QpCaps, QpInit, QpState, QpType, Qpn,
@@ -529,23 +531,42 @@ fn a_queue_pair_connected_to_a_departed_peer_fails() {
     drop(stays);
 }
 
-/// A dying process has closed its descriptors already. It was never attached, so nothing wakes anybody when
-/// it is dead.
+/// Claims the first context of soft host `h2` for this process, and hands out `source` for it, if there is one.
+fn claim_h2(fabric: &Fabric, source: Option<&Arc<OddSource>>) -> ContextClaim {
+    let member = fabric.dir.join().unwrap();
+    let incarnation = 1;
+    if let Some(source) = source {
+        let weak: Weak<OddSource> = Arc::downgrade(source);
+        member.serve(incarnation, weak).unwrap();
+    }
+    let record = ContextRecord {
+        process: member.id(),
+        layout_version: LAYOUT_VERSION,
+        incarnation,
+        host_name: "h2".to_owned(),
+    };
+    let there = info(&"soft:h2".parse().unwrap()).gid;
+    let claim = fabric
+        .dir
+        .claim_context(HostKey(host_of(there)), &member, &record);
+    claim.unwrap()
+}
+
+/// Hands out a file that is no segment, whatever it is asked for.
+struct OddSource(std::fs::File);
+
+impl DescriptorSource for OddSource {
+    fn descriptors(&self, _: DescriptorRequest) -> std::io::Result<Option<Vec<OwnedFd>>> {
+        Ok(Some(vec![self.0.try_clone()?.into()]))
+    }
+}
+
+/// A dying process hands out nothing any more. It was never attached, so nothing wakes anybody when it is dead.
 #[test]
 fn a_queue_pair_fails_once_its_peer_has_left() {
     let fabric = Fabric::new();
     let there = info(&"soft:h2".parse().unwrap()).gid;
-    let nothing = 1 << 30;
-    let record = ContextRecord {
-        process: ProcessId::current().unwrap(),
-        layout_version: LAYOUT_VERSION,
-        segment_fd: nothing,
-        wake_fd: nothing,
-        incarnation: 1,
-        host_name: "h2".to_owned(),
-    };
-    let claim = fabric.dir.claim_context(HostKey(host_of(there)), &record);
-    let claim = claim.unwrap();
+    let claim = claim_h2(&fabric, None);
     let mut end = TestQp::new(fabric.open("soft:h1"), None, 4);
     end.qp.modify(&to_init()).unwrap();
     let qpn = Qpn::new(2).unwrap();
@@ -567,18 +588,8 @@ fn a_queue_pair_fails_once_its_peer_has_left() {
 fn a_peer_that_is_there_and_cannot_be_attached_refuses_the_connection() {
     let fabric = Fabric::new();
     let there = info(&"soft:h2".parse().unwrap()).gid;
-    // The descriptor is open, but not a segment.
-    let other = std::fs::File::open("/dev/null").unwrap();
-    let record = ContextRecord {
-        process: ProcessId::current().unwrap(),
-        layout_version: LAYOUT_VERSION,
-        segment_fd: other.as_raw_fd(),
-        wake_fd: other.as_raw_fd(),
-        incarnation: 1,
-        host_name: "h2".to_owned(),
-    };
-    let claim = fabric.dir.claim_context(HostKey(host_of(there)), &record);
-    let claim = claim.unwrap();
+    let odd = Arc::new(OddSource(std::fs::File::open("/dev/null").unwrap()));
+    let claim = claim_h2(&fabric, Some(&odd));
     let mut end = TestQp::new(fabric.open("soft:h1"), None, 4);
     end.qp.modify(&to_init()).unwrap();
     let to_rtr = to_rtr(there, Qpn::new(2).unwrap());

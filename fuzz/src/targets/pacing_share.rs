@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use headworks::pacing::shared_state::{BYTES, ShareMember};
 use headworks::pacing::{PacingConfig, SharedPacing};
 use headworks::verbs::{Duration, Instant};
-use headworks_shm::{HugePages, ProcessId, SegmentRequest, SharedSegment, View};
+use headworks_shm::{HugePages, SegmentRequest, SharedSegment, View};
 
 use crate::input::Input;
 
@@ -27,7 +27,6 @@ pub(super) fn run(bytes: &[u8]) {
     };
     let view = View::from(Arc::new(SharedSegment::create(&request).expect("memory")));
     let share = SharedPacing::over(view.clone()).expect("long enough");
-    let us = ProcessId::current().expect("this process");
     let config = PacingConfig::default();
     let mut now = Instant::from_nanos(input.word(1 << 40));
     let mut members: Vec<ShareMember> = Vec::new();
@@ -43,7 +42,7 @@ pub(super) fn run(bytes: &[u8]) {
                 let word = view.atomic_u64(at).expect("within");
                 word.store(input.word(word.load(Ordering::Relaxed)), Ordering::Relaxed);
             }
-            2 if members.len() < MEMBERS => members.extend(share.join(us, now)),
+            2 if members.len() < MEMBERS => members.extend(share.join(now)),
             2 => drop(members.pop()),
             3 => looks(&share, &config, now),
             4 => {

@@ -13,7 +13,12 @@ use rustix::fs::{CWD, FileType, Mode, mknodat};
 use super::fixtures::registry;
 use crate::input::Input;
 
-const NAMES: [&str; 10] = [
+const NAMES: [&str; 15] = [
+    "p.00000",
+    "p.00001",
+    "p.0",
+    "d.00001",
+    "id",
     "c.0000000000000001.0000",
     "c.0000000000000001.0001",
     "c.1.0",
@@ -33,11 +38,11 @@ const COMMON_BYTES: usize = 64;
 pub(super) fn run(bytes: &[u8]) {
     let fabric = registry();
     let mut input = Input::new(bytes);
-    let us = ProcessId::current().expect("this process");
-    let ours = record(us);
+    let member = fabric.join().expect("a new registry");
+    let ours = record(member.id());
     // Claim a context and a segment to obtain the content and the names of valid entries.
     let claim = fabric
-        .claim_context(HostKey(1), &ours)
+        .claim_context(HostKey(1), &member, &ours)
         .expect("a new registry");
     let (name, entry) = the_entry(fabric.path(), "c.");
     let common = hold(&fabric, "key").expect("nobody else's");
@@ -58,13 +63,15 @@ pub(super) fn run(bytes: &[u8]) {
         odd |= !put(&mut input, &fabric.path().join(file), entry);
         exercise(&mut input, &fabric, &ours);
     }
-    drop((claim, common));
+    drop((claim, common, member));
     clear(fabric.path());
     // After the files are removed, the registry must work again. (Special files may have been left.)
     if !odd {
         let fabric = super::fixtures::registry();
+        let member = fabric.join().expect("it is empty");
+        let ours = record(member.id());
         let claim = fabric
-            .claim_context(HostKey(2), &ours)
+            .claim_context(HostKey(2), &member, &ours)
             .expect("it is empty");
         let found = fabric
             .lookup_context(HostKey(2), claim.index)
@@ -88,8 +95,6 @@ fn record(process: ProcessId) -> ContextRecord {
     ContextRecord {
         process,
         layout_version: headworks_shm::segment::LAYOUT_VERSION,
-        segment_fd: 3,
-        wake_fd: 4,
         incarnation: 5,
         host_name: "h1".to_owned(),
     }
@@ -161,7 +166,9 @@ fn exercise(input: &mut Input<'_>, fabric: &Arc<Registry>, ours: &ContextRecord)
         }
         2 => {
             let host = HostKey(input.byte().into());
-            let _ = fabric.claim_context(host, ours).map(drop);
+            if let Ok(member) = fabric.join() {
+                let _ = fabric.claim_context(host, &member, ours).map(drop);
+            }
         }
         3 => {
             let _ = fabric.connect_name("name").map(drop);
@@ -181,7 +188,7 @@ fn exercise(input: &mut Input<'_>, fabric: &Arc<Registry>, ours: &ContextRecord)
         }
         _ => {
             for (_, record) in fabric.common_segments().unwrap_or_default() {
-                let _ = record.attach_read_only().map(drop);
+                let _ = fabric.attach_common_segment_read_only(&record).map(drop);
             }
         }
     }

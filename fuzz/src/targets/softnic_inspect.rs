@@ -8,7 +8,7 @@ use headworks_softnic::inspect::{self, ContextSnapshot};
 use headworks_verbs::SrqInit;
 
 use super::fixtures::{open, registry};
-use super::softnic_record::{FakeContext, HOST, end};
+use super::softnic_record::{FakeContext, end};
 use crate::input::Input;
 
 /// Number of rows that a table has for queue pairs, and for completion queues.
@@ -31,7 +31,7 @@ pub(super) fn run(bytes: &[u8]) {
     if record.layout_version >= 8 {
         record.layout_version = LAYOUT_VERSION;
     }
-    let claim = fabric.claim_context(HOST, &record).expect("a free index");
+    let claim = things.claim(&record);
     let hammers = input.byte() >= 200;
     // The first part of the input describes the writes, the rest which of them precede a snapshot.
     let (mut writes, stop) = (Input::new(input.bytes(512)), AtomicBool::new(false));

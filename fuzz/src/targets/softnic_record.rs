@@ -1,11 +1,13 @@
-//! A fake context in the registry. Its record leads to any file, and its table was never a table.
+//! A fake context in the registry. It hands out any files, and its table was never a table.
 
-use std::os::fd::{AsRawFd, OwnedFd};
-use std::sync::Arc;
+use std::io;
+use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
 
 use headworks_shm::{
-    ContextRecord, HostKey, HugePages, ProcessId, SegmentRequest, SharedSegment, View, WakePipe,
+    ContextClaim, ContextRecord, DescriptorClient, DescriptorRequest, DescriptorSource, HostKey,
+    HugePages, Member, ProcessId, Registry, SegmentRequest, SharedSegment, View, WakePipe,
 };
 use headworks_verbs::{
     Access, AllocRequest, Completion, CompletionQueue, CqInit, Device, Gid, Mtu, Payload, Psn,
@@ -26,7 +28,7 @@ pub(super) fn run(bytes: &[u8]) {
     let (mut qp, cq, memory) = end(&victim);
     let things = FakeContext::new(&mut input, &fabric);
     let record = things.record(&mut input);
-    let claim = fabric.claim_context(HOST, &record).expect("a free index");
+    let claim = things.claim(&record);
     assert_eq!(claim.index, 0);
     let dest = u32::from(input.u16());
     connect(&mut *qp, dest);
@@ -59,23 +61,70 @@ pub(super) fn run(bytes: &[u8]) {
     assert_eq!(other.info().name.name(), Some("other"));
 }
 
-/// The files that the record of a fake context can lead to.
+/// A context that is none: what its process hands out under the record's incarnation may be any files.
 pub(super) struct FakeContext {
-    /// A segment that is as long as a table. Zero at first, or a copy of a real table.
-    table: Arc<SharedSegment>,
+    member: Arc<Member>,
+    files: Arc<FakeFiles>,
+    incarnation: u64,
     /// Offsets of the table's cache lines that are not zero at first.
     lines: Vec<usize>,
+}
+
+/// The files that a fake context hands out.
+struct FakeFiles {
+    /// A segment that is as long as a table. Zero at first, or a copy of a real table.
+    table: Arc<SharedSegment>,
     short: SharedSegment,
     pipe: WakePipe,
     socket: OwnedFd,
     file: std::fs::File,
+    /// What is handed out for a table, and for everything else: an index of a file, or of what is right.
+    choices: [u8; 4],
+}
+
+impl FakeFiles {
+    fn any(&self, choice: u8, right: OwnedFd) -> io::Result<OwnedFd> {
+        match choice {
+            0..16 => self.short.fd().try_clone_to_owned(),
+            16..24 => self.socket.try_clone(),
+            24..32 => Ok(self.file.try_clone()?.into()),
+            32..48 => self.table.fd().try_clone_to_owned(),
+            48..56 => Ok(self.pipe.descriptors()?.remove(0)),
+            _ => Ok(right),
+        }
+    }
+}
+
+impl DescriptorSource for FakeFiles {
+    fn descriptors(&self, request: DescriptorRequest) -> io::Result<Option<Vec<OwnedFd>>> {
+        let [table, reader, writer, others] = self.choices;
+        let mut pipe = self.pipe.descriptors()?;
+        match request.kind {
+            0 => {
+                let mut all = vec![self.any(table, self.table.fd().try_clone_to_owned()?)?];
+                all.push(self.any(reader, pipe.remove(0))?);
+                all.push(self.any(writer, pipe.remove(0))?);
+                all.truncate(usize::from(table % 64).max(1));
+                Ok(Some(all))
+            }
+            1 if others < 128 => Ok(Some(vec![
+                self.any(others, self.table.fd().try_clone_to_owned()?)?,
+            ])),
+            2 if others < 192 => Ok(Some(pipe)),
+            _ => Ok(None),
+        }
+    }
 }
 
 impl FakeContext {
-    pub(super) fn new(input: &mut Input<'_>, fabric: &Arc<headworks_shm::Registry>) -> Self {
+    pub(super) fn new(input: &mut Input<'_>, fabric: &Arc<Registry>) -> Self {
         let listed = fabric.list_contexts().expect("the registry");
         let (_, _, real) = listed.first().expect("the victim's");
-        let fd = real.process.open_fd(real.segment_fd).expect("our own");
+        let mut client = DescriptorClient::connect(fabric, real.process)
+            .expect("the registry")
+            .expect("it lives");
+        let found = client.descriptors(real.incarnation, DescriptorRequest::default());
+        let fd = found.expect("an answer").expect("a table").swap_remove(0);
         let real = View::from(Arc::new(SharedSegment::attach(fd).expect("a table")));
         let segment = |len| {
             let request = SegmentRequest {
@@ -101,54 +150,55 @@ impl FakeContext {
                 .collect();
         }
         let (socket, _) = std::os::unix::net::UnixStream::pair().expect("sockets");
-        Self {
+        let files = Arc::new(FakeFiles {
             table,
-            lines,
             short: segment(4096),
             pipe: WakePipe::new().expect("a pipe"),
             socket: socket.into(),
             file: tempfile::tempfile().expect("a file"),
+            choices: [input.byte(), input.byte(), input.byte(), input.byte()],
+        });
+        // A process of its own, as far as the registry is concerned.
+        let member = Registry::open_at(fabric.path()).and_then(|registry| registry.join());
+        let member = member.expect("a member");
+        let incarnation = 1 + u64::from(input.byte());
+        let source: Weak<FakeFiles> = Arc::downgrade(&files);
+        member.serve(incarnation, source).expect("a socket");
+        Self {
+            member,
+            files,
+            incarnation,
+            lines,
         }
     }
 
+    /// Claims the first index of the fake context's host.
+    pub(super) fn claim(&self, record: &ContextRecord) -> ContextClaim {
+        let registry = self.member.registry();
+        let claim = registry.claim_context(HOST, &self.member, record);
+        claim.expect("a free index")
+    }
+
     pub(super) fn record(&self, input: &mut Input<'_>) -> ContextRecord {
-        let us = ProcessId::current().expect("this process");
-        let pipe = self.pipe.write_fd_number();
-        let table = self.table.fd().as_raw_fd();
-        let others = [
-            self.short.fd().as_raw_fd(),
-            self.socket.as_raw_fd(),
-            self.file.as_raw_fd(),
-            i32::MAX,
-            0,
-        ];
+        let us = self.member.id();
         let process = match input.byte() {
             0..8 => ProcessId {
-                pid: 1,
-                start_time: 0,
+                slot: 1,
+                generation: 0,
             },
             8..16 => ProcessId {
-                pid: input.u64() as u32,
-                start_time: us.start_time,
+                slot: input.u64() as u32,
+                generation: us.generation,
             },
             _ => us,
-        };
-        let segment_fd = match input.byte() {
-            0..40 => input.pick(&others),
-            40..48 => pipe,
-            _ => table,
-        };
-        let wake_fd = match input.byte() {
-            0..40 => input.pick(&others),
-            40..48 => table,
-            _ => pipe,
         };
         ContextRecord {
             process,
             layout_version: input.byte().into(),
-            segment_fd,
-            wake_fd,
-            incarnation: input.byte().into(),
+            incarnation: match input.byte() {
+                0..16 => input.byte().into(),
+                _ => self.incarnation,
+            },
             host_name: "none".to_owned(),
         }
     }
@@ -167,7 +217,7 @@ impl FakeContext {
     }
 
     fn line(&self, input: &mut Input<'_>) -> usize {
-        let any = [input.below(self.table.len() / LINE) * LINE];
+        let any = [input.below(self.files.table.len() / LINE) * LINE];
         let lines = match self.lines.is_empty() {
             true => &any[..],
             false => &self.lines,
@@ -177,7 +227,7 @@ impl FakeContext {
 
     /// Stores from `least` to `least + more - 1` words, the first at the beginning of `line`.
     fn store(&self, input: &mut Input<'_>, line: usize, least: usize, more: usize) {
-        let view = View::from(self.table.clone());
+        let view = View::from(self.files.table.clone());
         for at in 0..least + input.below(more) {
             if let Ok(word) = view.atomic_u64(line + at * 8) {
                 let now = word.load(Ordering::Relaxed);

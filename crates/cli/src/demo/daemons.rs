@@ -108,6 +108,7 @@ pub(super) fn run_daemon(socket: &str, at: SocketAddr, device: &DeviceName) -> a
         socket,
         is_for_all: false,
         metrics: Some(MetricsAt::Path(metrics)),
+        registry: Some(headworks::registry()?),
         drain: Duration::ZERO,
         daemon: DaemonLimits {
             ring_max: RING_MAX,

@@ -3,10 +3,10 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use headworks::inspect::{ContextSnapshot, QueuePairSnapshot, RegistrySnapshot};
+use headworks::inspect::{ContextSnapshot, ProcessId, QueuePairSnapshot, RegistrySnapshot};
 
-/// Unique key of a queue pair: incarnation of its context, id and start time of its process, its number.
-pub(super) type Key = (u64, u32, u64, u32);
+/// Unique key of a queue pair: incarnation of its context, its process, its number.
+pub(super) type Key = (u64, ProcessId, u32);
 
 /// Requests and bytes per second.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -65,7 +65,7 @@ impl Rates {
 }
 
 fn key(context: &ContextSnapshot, qp: &QueuePairSnapshot) -> Key {
-    (context.incarnation, context.pid, context.start_time, qp.qpn)
+    (context.incarnation, context.process, qp.qpn)
 }
 
 /// Returns the number of requests posted and of bytes that they moved.

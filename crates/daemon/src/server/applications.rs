@@ -45,7 +45,7 @@ impl Inner {
                 }
             };
             if let Err(why) = self.subscriptions.check(user) {
-                report_unwanted(socket.pid().unwrap_or(0), user, why);
+                report_unwanted(&name_of(&socket), user, why);
                 let why = why.into();
                 // Best effort: the process may not read its socket.
                 let _ = socket.send(&Reply::Over { why }.encode(), None);
@@ -78,8 +78,8 @@ impl Inner {
                 Ok(RecvOutcome::WouldBlock) => return,
                 Ok(RecvOutcome::Closed) => return self.part(session),
                 Err(error) => {
-                    let pid = attached.socket.pid().unwrap_or(0);
-                    tracing::warn!("process {pid} is turned away: {error}");
+                    let process = name_of(&attached.socket);
+                    tracing::warn!("{process} is turned away: {error}");
                     return self.part(session);
                 }
             }
@@ -104,9 +104,9 @@ impl Inner {
         attached.unsent.push_back((packet, slab));
         self.unsent.insert(session);
         if attached.unsent.len() > UNSENT_MAX {
-            let pid = attached.socket.pid().unwrap_or(0);
+            let process = name_of(&attached.socket);
             tracing::warn!(
-                "process {pid} is turned away: it has not received {UNSENT_MAX} packets; it is stopped, or hangs, or \
+                "{process} is turned away: it has not received {UNSENT_MAX} packets; it is stopped, or hangs, or \
                  does not drive its session"
             );
             self.part(session);
@@ -164,7 +164,7 @@ impl Inner {
         match self.subscriptions.take(session, user, packet.files) {
             Ok(watch) => self.daemon.session_packet(session, &packet.bytes, watch),
             Err(why) => {
-                report_unwanted(attached.socket.pid().unwrap_or(0), user, why);
+                report_unwanted(&name_of(&attached.socket), user, why);
                 self.daemon.session_unwanted(session, why.into());
             }
         }
@@ -191,13 +191,21 @@ impl Inner {
     }
 }
 
-fn report_unwanted(pid: u32, user: u32, why: SubscriptionRefused) {
+/// Returns what an application is called in the log. The process id is that of the daemon's PID namespace.
+fn name_of(socket: &PacketSocket) -> String {
+    match socket.pid() {
+        Ok(Some(pid)) => format!("process {pid}"),
+        _ => "a process of another PID namespace".to_owned(),
+    }
+}
+
+fn report_unwanted(process: &str, user: u32, why: SubscriptionRefused) {
     match why {
         // A log line of its own, since it concerns all of the user's processes: lines are limited separately.
         SubscriptionRefused::Left(_) => tracing::warn!(
-            "process {pid} of user {user} is turned away, like others of this user: {why}"
+            "{process} of user {user} is turned away, like others of this user: {why}"
         ),
-        why => tracing::warn!("process {pid} of user {user} is turned away: {why}"),
+        why => tracing::warn!("{process} of user {user} is turned away: {why}"),
     }
 }
 

@@ -10,7 +10,7 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use rustix::process::{Resource, getrlimit};
+use headworks_shm::process_limits;
 
 /// Maximum number of threads of a user. `EACH` is the number of waiting files per thread from which another
 /// thread is started.
@@ -59,7 +59,7 @@ impl CloseQueueState {
 
 impl Default for CloseQueue {
     fn default() -> Self {
-        let may_have = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+        let may_have = process_limits::open_files().unwrap_or(u64::MAX);
         let most = usize::try_from(may_have / PART).unwrap_or(usize::MAX);
         Self::of_at_most(most.max(LEAST))
     }

@@ -1,8 +1,10 @@
-//! TCP streams to other daemons.
+//! Streams to other daemons: over TCP, and over Unix sockets to daemons of this machine that are in the same
+//! registry.
 
 use std::net::{IpAddr, SocketAddr};
 
 use headworks_client::socket_message::Refusal;
+use headworks_net::rendezvous::dial;
 use headworks_net::{ControlStream, NetError, clock, dial_tcp};
 use headworks_verbs::Duration;
 
@@ -13,14 +15,26 @@ use crate::daemon::PeerId;
 /// How long another host may take to answer a dial.
 const DIAL: Duration = Duration::from_secs(5);
 
+/// Returns the name in the registry of the daemon at `address`.
+pub(super) fn local_name(address: SocketAddr) -> String {
+    let ip = address.ip().to_string().replace(':', "-");
+    format!("daemon.{ip}.{}", address.port())
+}
+
 /// Result of a dial, with the address.
 pub(super) type Dialed = (IpAddr, Result<ControlStream, NetError>);
 
 impl Inner {
-    pub(super) fn greet_daemons(&mut self) {
+    /// Accepts other daemons: those of this machine, or those that call over the network.
+    pub(super) fn greet_daemons(&mut self, is_local: bool) {
         // At most BATCH streams are accepted in a turn, so that endless dials do not delay other work.
         for _ in 0..BATCH {
-            match self.daemons.try_accept() {
+            let accepted = match (is_local, &self.local_daemons) {
+                (false, _) => self.daemons.try_accept(),
+                (true, Some(listener)) => listener.try_accept(),
+                (true, None) => return,
+            };
+            match accepted {
                 Ok(Some(control)) => {
                     let peer = self.daemon.peer_up(None);
                     self.meet(peer, control);
@@ -43,10 +57,15 @@ impl Inner {
 
     /// Dials another daemon on a thread of its own.
     pub(super) fn dial(&mut self, to: IpAddr) {
-        let at = SocketAddr::new(to, self.port).to_string();
-        let teller = self.teller.clone();
+        let at = SocketAddr::new(to, self.port);
+        let (teller, registry) = (self.teller.clone(), self.registry.clone());
         let call = move || {
-            let control = dial_tcp(&at, clock::now() + DIAL);
+            // A daemon of this machine may be in another network namespace, where its address leads elsewhere.
+            let local = registry.and_then(|registry| dial(&registry, &local_name(at)).ok());
+            let control = match local {
+                Some(control) => Ok(control),
+                None => dial_tcp(&at.to_string(), clock::now() + DIAL),
+            };
             teller.tell(ServerMessage::Dialed((to, control)));
         };
         let name = "headworks-dial".to_owned();

@@ -10,7 +10,8 @@ use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 
 use headworks_client::socket_message::Refusal;
-use headworks_net::packets::{PacketSocket, RecvOutcome, recv_with_fds};
+use headworks_net::packets::{PacketSocket, RecvOutcome};
+use headworks_shm::descriptor_passing;
 use rustix::net::sockopt::{socket_domain, socket_type};
 use rustix::net::{AddressFamily, SendFlags, Shutdown, SocketType, send, shutdown};
 
@@ -147,9 +148,9 @@ impl Subscriptions {
             Signal::Writable => {
                 let mut bytes = [0; READ];
                 for _ in 0..READS {
-                    match recv_with_fds(file, &mut bytes) {
-                        Ok((read, files, _)) if read > 0 => {
-                            files
+                    match descriptor_passing::receive(file, &mut bytes) {
+                        Ok(came) if came.len > 0 => {
+                            came.descriptors
                                 .into_iter()
                                 .for_each(|file| self.closers.close(*user, file));
                         }

@@ -66,11 +66,14 @@ pub fn observers() -> Result<Vec<Observer>, OpenError> {
         if !key.starts_with(KEY) {
             continue;
         }
+        // A process that ends meanwhile is skipped.
+        let Ok(Some(process)) = fabric.process_record(record.process) else {
+            continue;
+        };
         match found.get_mut(&key) {
-            Some(observer) => observer.pids.push(record.process.pid),
-            // A process that ends meanwhile is skipped.
+            Some(observer) => observer.pids.push(process.pid),
             None => {
-                if let Some(observer) = observe(&key, &record) {
+                if let Some(observer) = observe(&fabric, &key, &record, process.pid) {
                     found.insert(key, observer);
                 }
             }
@@ -85,14 +88,25 @@ pub fn observers() -> Result<Vec<Observer>, OpenError> {
     Ok(all)
 }
 
-fn observe(key: &str, record: &CommonSegmentRecord) -> Option<Observer> {
+fn observe(
+    fabric: &Arc<Registry>,
+    key: &str,
+    record: &CommonSegmentRecord,
+    pid: u32,
+) -> Option<Observer> {
     let is_ours = record.layout_version == headworks_pacing::shared_state::LAYOUT_VERSION;
     let segment = is_ours
-        .then(|| record.attach_read_only().ok().flatten())
+        .then(|| {
+            fabric
+                .attach_common_segment_read_only(record)
+                .ok()
+                .flatten()
+        })
         .flatten()?;
+    let share = SharedPacing::over(View::from(Arc::new(segment))).ok()?;
     Some(Observer {
-        share: SharedPacing::over(View::from(Arc::new(segment))).ok()?,
-        pids: vec![record.process.pid],
+        share: share.observed_in(fabric.clone()),
+        pids: vec![pid],
         key: key.to_owned(),
     })
 }

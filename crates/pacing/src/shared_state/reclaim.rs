@@ -37,7 +37,7 @@ impl SharedPacing {
             if claim != 0
                 && self
                     .owner(row, claim)
-                    .is_some_and(|owner| !owner.is_alive())
+                    .is_some_and(|owner| !self.processes.is_alive(owner))
             {
                 return virtual_clock::forgive(&self.clock, self.moves(row), now.nanos());
             }

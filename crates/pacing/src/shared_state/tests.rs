@@ -24,14 +24,15 @@ fn share() -> SharedPacing {
     SharedPacing::over(View::from(Arc::new(segment))).expect("long enough")
 }
 
+/// This process.
 fn us() -> ProcessId {
-    ProcessId::current().expect("/proc")
+    SharingProcesses::One.us()
 }
 
-/// The id of a process that does not exist.
-fn dead(start_time: u64) -> ProcessId {
-    let pid = 1 << 30;
-    ProcessId { pid, start_time }
+/// A process that does not exist.
+fn dead(generation: u64) -> ProcessId {
+    let slot = 1 << 30;
+    ProcessId { slot, generation }
 }
 
 /// A member's process dies: its row and blocks stay as they were.
@@ -63,8 +64,8 @@ fn a_too_short_segment_is_refused() {
 #[test]
 fn a_leaving_member_returns_its_rows_and_blocks() {
     let share = share();
-    let mut first = share.join(us(), NOW).expect("room");
-    let mut second = share.join(us(), NOW).expect("room");
+    let mut first = share.join(NOW).expect("room");
+    let mut second = share.join(NOW).expect("room");
     assert_eq!((first.row, second.row), (0, 1));
     first.reserve(2 * BLOCK, NOW).expect("room");
     second.reserve(0, NOW).expect("room");
@@ -80,14 +81,14 @@ fn a_leaving_member_returns_its_rows_and_blocks() {
     assert_eq!(share.active(NOW), (0, 1));
     // The second member's bits are unchanged.
     assert_eq!(second.next_active(0), Some(5));
-    let third = share.join(us(), NOW).expect("room");
+    let third = share.join(NOW).expect("room");
     assert_eq!(third.row, 0);
 }
 
 #[test]
 fn active_queue_pairs_are_found_in_turn() {
     let share = share();
-    let mut member = share.join(us(), NOW).expect("room");
+    let mut member = share.join(NOW).expect("room");
     member.reserve(BLOCK, NOW).expect("room");
     let slots = [0, 1, 63, 64, 200, BLOCK - 1, BLOCK];
     for slot in slots {
@@ -110,7 +111,7 @@ fn active_queue_pairs_are_found_in_turn() {
 #[test]
 fn a_dead_members_row_and_blocks_are_taken_over_and_its_debt_forgiven() {
     let share = share();
-    let mut gone = share.join(dead(7), NOW).expect("room");
+    let mut gone = share.join_as(dead(7), NOW).expect("room");
     gone.reserve(BLOCK, NOW).expect("room");
     gone.set_active(3, true);
     // 64 MiB at 125 MB/s.
@@ -125,7 +126,7 @@ fn a_dead_members_row_and_blocks_are_taken_over_and_its_debt_forgiven() {
             .abs_diff(536_870_912)
             < 2
     );
-    let new = share.join(us(), NOW).expect("room");
+    let new = share.join(NOW).expect("room");
     assert_eq!(new.row, row);
     assert_ne!(
         new.claim >> 32 & 0xffff,
@@ -144,8 +145,8 @@ fn a_dead_members_row_and_blocks_are_taken_over_and_its_debt_forgiven() {
 #[test]
 fn the_debt_of_a_dead_member_is_forgiven_also_where_its_row_stays() {
     let share = share();
-    let living = share.join(us(), NOW).expect("room");
-    let gone = share.join(dead(7), NOW).expect("room");
+    let living = share.join(NOW).expect("room");
+    let gone = share.join_as(dead(7), NOW).expect("room");
     gone.take(64 << 20, 125_000_000, 0, NOW).expect("due");
     dies(gone);
     assert!(living.take(1, 125_000_000, 0, NOW).is_err());
@@ -157,13 +158,13 @@ fn the_debt_of_a_dead_member_is_forgiven_also_where_its_row_stays() {
 #[test]
 fn debt_of_live_or_orderly_members_is_not_forgiven() {
     let share = share();
-    let living = share.join(us(), NOW).expect("room");
+    let living = share.join(NOW).expect("room");
     living.take(1 << 20, 125_000_000, 0, NOW).expect("due");
     assert!(!share.forgive_dead(NOW));
     drop(living);
     // It has posted what it reserved.
     assert!(!share.forgive_dead(NOW));
-    let next = share.join(us(), NOW).expect("room");
+    let next = share.join(NOW).expect("room");
     assert!(next.take(1, 125_000_000, 0, NOW).is_err());
 }
 
@@ -172,9 +173,9 @@ fn debt_of_live_or_orderly_members_is_not_forgiven() {
 #[test]
 fn a_late_farewell_takes_nothing_from_the_next_owner() {
     let share = share();
-    let mut late = share.join(dead(7), NOW).expect("room");
+    let mut late = share.join_as(dead(7), NOW).expect("room");
     late.reserve(0, NOW).expect("room");
-    let mut new = share.join(us(), NOW).expect("room");
+    let mut new = share.join(NOW).expect("room");
     assert_eq!(new.row, late.row);
     new.reserve(0, NOW).expect("room");
     new.set_active(9, true);
@@ -191,14 +192,16 @@ fn numbers_of_a_row_go_round() {
     let row = |word| share.row(0, word).load(Ordering::Relaxed);
     let mut numbers = std::collections::BTreeSet::new();
     for _ in 0..100 {
-        let member = share.join(us(), NOW).expect("room");
+        let member = share.join(NOW).expect("room");
         assert!(numbers.insert(member.claim), "a number was used again");
         assert_eq!(share.owner(0, row(CLAIM)), Some(us()));
         drop(member);
     }
     // The highest number is in use; the next is zero.
-    share.row(0, STARTED).store(0xffff << 48, Ordering::Relaxed);
-    let member = share.join(us(), NOW).expect("room");
+    share
+        .row(0, GENERATION)
+        .store(0xffff << 48, Ordering::Relaxed);
+    let member = share.join(NOW).expect("room");
     assert_eq!((member.row, member.claim >> 32 & 0xffff), (0, 0));
     assert_eq!(share.owner(0, row(CLAIM)), Some(us()));
 }
@@ -207,32 +210,35 @@ fn numbers_of_a_row_go_round() {
 #[test]
 fn half_claimed_rows_are_taken_only_from_the_dead() {
     let share = share();
-    let claim = |pid: u32| u64::from(pid) | 1 << 32 | 1 << 63;
+    let claim = |slot: u32| u64::from(slot) | 1 << 32 | 1 << 63;
     share
         .row(0, CLAIM)
-        .store(claim(us().pid), Ordering::Relaxed);
-    assert_eq!(share.join(us(), NOW).expect("room").row, 1);
+        .store(claim(us().slot), Ordering::Relaxed);
+    assert_eq!(share.join(NOW).expect("room").row, 1);
     share.row(0, CLAIM).store(claim(1 << 30), Ordering::Relaxed);
-    assert_eq!(share.join(us(), NOW).expect("room").row, 0);
+    assert_eq!(share.join(NOW).expect("room").row, 0);
 }
 
 #[test]
 fn no_row_and_no_block_is_an_error_that_says_how_many_there_are() {
     let share = share();
-    let mut first = share.join(us(), NOW).expect("room");
+    let mut first = share.join(NOW).expect("room");
     // These are the words that `join` leaves in a row.
     for row in 1..ROWS {
-        let words = [(CLAIM, first.claim), (STARTED, us().start_time | 1 << 48)];
+        let words = [
+            (CLAIM, first.claim),
+            (GENERATION, us().generation | 1 << 48),
+        ];
         for (word, value) in words {
             share.row(row, word).store(value, Ordering::Relaxed);
         }
     }
     assert_eq!(share.active(NOW).1 as usize, ROWS);
-    let error = share.join(us(), NOW).expect_err("no row");
+    let error = share.join(NOW).expect_err("no row");
     assert_eq!(error, ShareError::Rows);
     assert!(error.to_string().contains("1024 completion queues"));
     share.row(900, CLAIM).store(0, Ordering::Relaxed);
-    let mut last = share.join(us(), NOW).expect("one row");
+    let mut last = share.join(NOW).expect("one row");
     assert_eq!(last.row, 900);
     // The first member takes all blocks but one.
     first.reserve((BLOCKS - 1) * BLOCK - 1, NOW).expect("room");
@@ -247,8 +253,8 @@ fn no_row_and_no_block_is_an_error_that_says_how_many_there_are() {
 #[test]
 fn blocks_of_dead_members_are_reused() {
     let share = share();
-    let mut living = share.join(us(), NOW).expect("room");
-    let mut gone = share.join(dead(7), NOW).expect("room");
+    let mut living = share.join(NOW).expect("room");
+    let mut gone = share.join_as(dead(7), NOW).expect("room");
     gone.reserve(BLOCKS * BLOCK - 1, NOW).expect("room");
     gone.set_active(17, true);
     dies(gone);
@@ -259,9 +265,7 @@ fn blocks_of_dead_members_are_reused() {
 #[test]
 fn only_recently_seen_members_have_active_queue_pairs() {
     let share = share();
-    let mut members: Vec<_> = (0..3)
-        .map(|_| share.join(us(), NOW).expect("room"))
-        .collect();
+    let mut members: Vec<_> = (0..3).map(|_| share.join(NOW).expect("room")).collect();
     for (index, member) in members.iter_mut().enumerate() {
         member.reserve(10, NOW).expect("room");
         (0..=index).for_each(|slot| member.set_active(slot, true));
@@ -277,7 +281,7 @@ fn only_recently_seen_members_have_active_queue_pairs() {
 #[test]
 fn more_active_queue_pairs_than_there_can_be_are_as_many_as_there_can_be() {
     let share = share();
-    let members = [0, 1].map(|_| share.join(us(), NOW).expect("room"));
+    let members = [0, 1].map(|_| share.join(NOW).expect("room"));
     for member in &members {
         member.seen(NOW, Duration::ZERO, 0.0);
         share
@@ -307,7 +311,7 @@ fn a_congestion_signal_halves_the_rate_once_and_holds_it_down() {
         assert!(share.cut(&config, at(after.nanos() + round * hold.nanos())));
     }
     assert_eq!(share.rate(&config), config.min_rate());
-    let member = share.join(us(), NOW).expect("room");
+    let member = share.join(NOW).expect("room");
     member.start_again(&config, at(after.nanos() + 100 * hold.nanos() - 1));
     assert_eq!(share.rate(&config), config.min_rate(), "it is held");
     member.start_again(&config, at(after.nanos() + 100 * hold.nanos()));
@@ -362,7 +366,7 @@ fn nothing_is_free() {
     for rate in [1_u64, 999, 125_000_000, 12_500_000_000, 1_250_000_000_000] {
         for bytes in [1_u64, 63, 64, 4096, 1 << 34, u64::MAX] {
             let share = share();
-            let member = share.join(us(), NOW).expect("room");
+            let member = share.join(NOW).expect("room");
             member.take(bytes, rate, 0, NOW).expect("due");
             let ahead = share.status(&PacingConfig::default(), NOW).ahead.nanos();
             let paid = u128::from(ahead) * u128::from(rate);
@@ -387,10 +391,10 @@ fn word() -> impl Strategy<Value = u64> {
         NOW.nanos(),
         NOW.nanos() - 1,
         f64::NAN.to_bits(),
-        u64::from(us.pid) | 1 << 32 | 1 << 63,
-        us.start_time | 1 << 48,
+        u64::from(us.slot) | 1 << 32 | 1 << 63,
+        us.generation | 1 << 48,
         block_word(0, 1),
-        block_word(0x7fff, START_MASK),
+        block_word(0x7fff, GENERATION_MASK),
         u64::from(u32::MAX) | 1 << 63,
     ];
     prop_oneof![3 => select(words.to_vec()), 1 => any::<u64>()]
@@ -429,7 +433,7 @@ proptest! {
             }
             let now = at(now).max(at(round as u64));
             prop_assert!(bounds.contains(&share.rate(&config)));
-            if let Ok(mut member) = share.join(us(), now) {
+            if let Ok(mut member) = share.join(now) {
                 if member.reserve(slot, now).is_ok() {
                     member.set_active(slot, true);
                 }
@@ -465,7 +469,7 @@ proptest! {
         burst in 0..100_000_u64,
     ) {
         let share = share();
-        let members: Vec<_> = (0..4).map(|_| share.join(us(), NOW).expect("room")).collect();
+        let members: Vec<_> = (0..4).map(|_| share.join(NOW).expect("room")).collect();
         let (mut now, mut taken) = (NOW, 0);
         for (who, bytes, passes) in takes {
             now += Duration::from_nanos(passes);

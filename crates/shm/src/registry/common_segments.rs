@@ -1,37 +1,54 @@
 //! Common segments: one memory for all processes of the user that name the same key.
 //!
 //! A memory file has no name and is freed when its last holder is gone. So every holder has an entry in the
-//! registry that records its descriptor's number, and a newcomer opens any holder's descriptor. While a
-//! holder lives, all have the same memory. After the last is gone, however it ended, the next begins with
-//! zeros.
+//! registry and hands out the descriptor, and a newcomer asks any holder for it. While a holder lives, all have
+//! the same memory. After the last is gone, however it ended, the next begins with zeros.
 
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
-use std::sync::Arc;
+use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::sync::{Arc, Weak};
+use std::time::Instant;
 
-use rustix::fs::{AtFlags, fstat, stat, unlinkat};
+use rustix::fs::fstat;
 
+use super::descriptor_server::{DescriptorRequest, DescriptorSource};
+use super::directory::LOCK_TIMEOUT;
 use super::record::owner;
-use super::{CommonSegmentRecord, Entry, Registry, RegistryError, check_name};
-use crate::ProcessId;
+use super::{
+    CommonSegmentRecord, DescriptorClient, Entry, Member, Registry, RegistryError, check_name,
+};
 use crate::fork::ForkGeneration;
-use crate::segment::{HugePages, SegmentError, SegmentRequest, SharedSegment};
+use crate::liveness::new_generation;
+use crate::segment::{HugePages, SegmentRequest, SharedSegment};
 
-/// How long to retry when a holder's descriptor may not be opened: while a process executes another program,
-/// the kernel refuses access to its descriptors even to its own user.
-const EXEC_LIMIT: Duration = Duration::from_millis(100);
+/// Bit of the object of every common segment, which no context has.
+const OBJECT: u64 = 1 << 63;
 
 /// A hold on a common segment, until dropped.
 #[derive(Debug)]
 pub struct CommonSegmentClaim {
     segment: Arc<SharedSegment>,
     is_first: bool,
-    registry: Arc<Registry>,
     entry: Entry,
+    // Hands out the segment while the entry may be found, and a little longer.
+    _source: Arc<SegmentSource>,
+    member: Arc<Member>,
     generation: ForkGeneration,
 }
+
+/// Hands out the descriptor of a segment.
+#[derive(Debug)]
+struct SegmentSource(Arc<SharedSegment>);
+
+impl DescriptorSource for SegmentSource {
+    fn descriptors(&self, _: DescriptorRequest) -> io::Result<Option<Vec<OwnedFd>>> {
+        Ok(Some(vec![self.0.fd().try_clone_to_owned()?]))
+    }
+}
+
+/// An entry of a holder: its file name, and its content.
+type Holder = (String, CommonSegmentRecord);
 
 impl Registry {
     /// Holds the segment of `len` bytes called `key`; makes it, of zeros, if no live process holds it. An
@@ -46,12 +63,45 @@ impl Registry {
         layout_version: u32,
     ) -> Result<CommonSegmentClaim, RegistryError> {
         check_name(key)?;
-        let locked = self.lock()?;
-        let claim = self.hold_locked(&locked.dir, key, len, layout_version);
-        if claim.is_err() {
-            self.remove_if_empty(&locked);
+        let member = self.join()?;
+        let begin = Instant::now();
+        loop {
+            let locked = self.lock()?;
+            self.clean(&locked.dir)?;
+            let (holders, refused) = self.holders(&locked.dir, key)?;
+            if holders.is_empty() {
+                if let Some(error) = refused {
+                    return Err(error);
+                }
+                let made = make(key, len).and_then(|segment| {
+                    self.hold_locked(&locked.dir, &member, key, layout_version, segment, true)
+                });
+                return made.inspect_err(|_| self.remove_if_empty(&locked));
+            }
+            // A holder may be stopped: others must be able to use the registry meanwhile.
+            drop(locked);
+            if let Some((segment, inode)) = self.attach_from(&holders, key, len, layout_version)? {
+                let locked = self.lock()?;
+                let (holders, _) = self.holders(&locked.dir, key)?;
+                // If the last holder left meanwhile, the memory is not the one that the next will find.
+                if holders.iter().any(|(_, record)| record.inode == inode) {
+                    return self.hold_locked(
+                        &locked.dir,
+                        &member,
+                        key,
+                        layout_version,
+                        segment,
+                        false,
+                    );
+                }
+            }
+            if begin.elapsed() > LOCK_TIMEOUT {
+                return Err(RegistryError::Busy {
+                    what: format!("the holders of the common segment {key} come and go"),
+                    seconds: LOCK_TIMEOUT.as_secs(),
+                });
+            }
         }
-        claim
     }
 
     /// Returns the holds on common segments, by key: each hold of each live process. Skips entries that
@@ -77,67 +127,151 @@ impl Registry {
     fn hold_locked(
         self: &Arc<Self>,
         dir: &OwnedFd,
+        member: &Arc<Member>,
         key: &str,
-        len: usize,
         layout_version: u32,
+        segment: SharedSegment,
+        is_first: bool,
     ) -> Result<CommonSegmentClaim, RegistryError> {
-        self.clean(dir)?;
-        let held = self.attach_held(dir, key, len, layout_version)?;
-        let is_first = held.is_none();
-        let segment = match held {
-            Some(segment) => segment,
-            None => make(key, len)?,
-        };
-        let process = ProcessId::current()
-            .map_err(|source| RegistryError::io("holding a segment of", &self.path, source))?;
         let made = fstat(segment.fd()).map_err(|errno| self.failed(key, errno))?;
         let record = CommonSegmentRecord {
-            process,
+            process: member.id(),
             layout_version,
-            segment_fd: segment.fd().as_raw_fd(),
+            object: OBJECT | new_generation(),
             inode: made.st_ino,
-            len: len as u64,
+            len: segment.len() as u64,
         };
-        let entry = self.write_entry(dir, &new_file_name(key, process.pid), &record.to_bytes())?;
+        let segment = Arc::new(segment);
+        let source = Arc::new(SegmentSource(segment.clone()));
+        let weak: Weak<SegmentSource> = Arc::downgrade(&source);
+        // Whoever sees the entry may ask for the segment.
+        member.serve_locked(dir, record.object, weak)?;
+        let entry = self.write_entry(
+            dir,
+            &new_file_name(key, member.id().slot),
+            &record.to_bytes(),
+        )?;
         Ok(CommonSegmentClaim {
-            segment: Arc::new(segment),
+            segment,
             is_first,
-            registry: self.clone(),
             entry,
+            _source: source,
+            member: member.clone(),
             generation: ForkGeneration::current(),
         })
     }
 
-    /// Attaches the segment called `key` from any of its holders; `None` if there are none. The caller holds
-    /// the lock.
-    fn attach_held(
+    /// Returns the entries of the living holders of the segment called `key`, and the error of the first one that
+    /// cannot be read. The caller holds the lock.
+    fn holders(
         &self,
         dir: &OwnedFd,
         key: &str,
-        len: usize,
-        layout_version: u32,
-    ) -> Result<Option<SharedSegment>, RegistryError> {
-        let mut refused = None;
+    ) -> Result<(Vec<Holder>, Option<RegistryError>), RegistryError> {
+        let (mut holders, mut refused) = (Vec::new(), None);
         for name in self.entries(dir)? {
             if parse_file_name(&name) != Some(key) {
                 continue;
             }
-            let attached = self.read_common(dir, &name).and_then(|record| {
-                let attach =
-                    |record: CommonSegmentRecord| record.attach_as(key, len, layout_version);
-                record.map_or(Ok(None), attach)
-            });
-            match attached {
-                Ok(Some(segment)) => return Ok(Some(segment)),
+            match self.read_common(dir, &name) {
+                Ok(Some(record)) => holders.push((name, record)),
+                Ok(None) => {}
+                Err(error) => refused = refused.or(Some(error)),
+            }
+        }
+        Ok((holders, refused))
+    }
+
+    /// Attaches the segment called `key` from any of its holders, and returns it with its inode; `None` if none of
+    /// them has it any more.
+    fn attach_from(
+        self: &Arc<Self>,
+        holders: &[Holder],
+        key: &str,
+        len: usize,
+        layout_version: u32,
+    ) -> Result<Option<(SharedSegment, u64)>, RegistryError> {
+        let mut refused = None;
+        for (name, record) in holders {
+            match self.attach_as(record, key, len, layout_version) {
+                Ok(Some(segment)) => return Ok(Some((segment, record.inode))),
                 // Remove the stale entry for good: nobody may attach it once there is another segment.
                 Ok(None) => {
-                    let _ = unlinkat(dir, &name, AtFlags::empty());
+                    let entry = Entry {
+                        name: name.clone(),
+                        bytes: record.to_bytes(),
+                    };
+                    if let Some(locked) = self.lock_existing()? {
+                        self.remove_entry(&locked.dir, &entry);
+                    }
                 }
-                // All holders have the same memory, so another one may give access if this one does not.
+                // All holders have the same memory, so another one may give it if this one does not.
                 Err(error) => refused = refused.or(Some(error)),
             }
         }
         refused.map_or(Ok(None), Err)
+    }
+
+    /// Attaches a holder's segment if it is as requested; `None` if the holder has released it, or is dead.
+    fn attach_as(
+        self: &Arc<Self>,
+        record: &CommonSegmentRecord,
+        key: &str,
+        len: usize,
+        layout_version: u32,
+    ) -> Result<Option<SharedSegment>, RegistryError> {
+        let who = || self.describe(record.process);
+        let same = |what, found, expected| {
+            let unlike = || RegistryError::Unlike {
+                key: key.to_owned(),
+                who: who(),
+                what,
+                found,
+                expected,
+            };
+            (found == expected).then_some(()).ok_or_else(unlike)
+        };
+        let Some(fd) = self.common_descriptor(record)? else {
+            return Ok(None);
+        };
+        let version = u64::from(record.layout_version);
+        same("layout version", version, layout_version.into())?;
+        let segment = SharedSegment::attach(fd).map_err(|source| RegistryError::Segment {
+            what: format!("the common segment {key} of {}", who()),
+            source,
+        })?;
+        same("length", segment.len() as u64, len as u64)?;
+        Ok(Some(segment))
+    }
+
+    /// Gets a holder's descriptor; `None` if the holder has released it, or is dead.
+    fn common_descriptor(
+        self: &Arc<Self>,
+        record: &CommonSegmentRecord,
+    ) -> Result<Option<OwnedFd>, RegistryError> {
+        let Some(mut client) = DescriptorClient::connect(self, record.process)? else {
+            return Ok(None);
+        };
+        let found = client.descriptors(record.object, DescriptorRequest::default())?;
+        let fd = found.and_then(|descriptors| descriptors.into_iter().next());
+        // A descriptor of another file is not what the entry promised.
+        Ok(fd.filter(|fd| fstat(fd).is_ok_and(|stat| stat.st_ino == record.inode)))
+    }
+
+    /// Attaches a holder's segment read-only, for observers; `None` if the holder has released it, or is dead.
+    pub fn attach_common_segment_read_only(
+        self: &Arc<Self>,
+        record: &CommonSegmentRecord,
+    ) -> Result<Option<SharedSegment>, RegistryError> {
+        let Some(fd) = self.common_descriptor(record)? else {
+            return Ok(None);
+        };
+        let attached = SharedSegment::attach_read_only(fd);
+        let failed = |source| RegistryError::Segment {
+            what: format!("a common segment of {}", self.describe(record.process)),
+            source,
+        };
+        attached.map(Some).map_err(failed)
     }
 
     /// Parses an entry; `None` if it is gone or its process is dead.
@@ -149,7 +283,7 @@ impl Registry {
         let Some(bytes) = self.read_entry(dir, name)? else {
             return Ok(None);
         };
-        if owner(&bytes).is_some_and(|process| !process.is_alive()) {
+        if owner(&bytes).is_some_and(|process| !self.is_alive_in(dir, process)) {
             return Ok(None);
         }
         CommonSegmentRecord::parse(name, &bytes).map(Some)
@@ -169,9 +303,14 @@ impl CommonSegmentClaim {
         self.is_first
     }
 
+    /// Returns this process's membership in the registry.
+    pub fn member(&self) -> &Arc<Member> {
+        &self.member
+    }
+
     /// Returns the registry that the claim is in.
     pub fn registry(&self) -> &Arc<Registry> {
-        &self.registry
+        self.member.registry()
     }
 }
 
@@ -180,90 +319,11 @@ impl Drop for CommonSegmentClaim {
         if self.generation.is_foreign() {
             return;
         }
-        // An entry that cannot be removed is soon stale: its descriptor is closed, or is another file's.
-        if let Ok(Some(locked)) = self.registry.lock_existing() {
-            self.registry.remove_entry(&locked.dir, &self.entry);
-            self.registry.remove_if_empty(&locked);
-        }
-    }
-}
-
-impl CommonSegmentRecord {
-    /// Attaches the segment read-only, for observers; `None` if its holder has released it.
-    pub fn attach_read_only(&self) -> Result<Option<SharedSegment>, SegmentError> {
-        let fd = self.open(ProcessId::open_fd_read_only)?;
-        fd.map(SharedSegment::attach_read_only).transpose()
-    }
-
-    /// Attaches the segment if it is as requested; `None` if its holder has released it.
-    fn attach_as(
-        &self,
-        key: &str,
-        len: usize,
-        layout_version: u32,
-    ) -> Result<Option<SharedSegment>, RegistryError> {
-        let pid = self.process.pid;
-        let failed = |source| RegistryError::Segment {
-            what: format!("the common segment {key} of process {pid}"),
-            source,
-        };
-        let Some(fd) = self.open(ProcessId::open_fd).map_err(failed)? else {
-            return Ok(None);
-        };
-        let same = |what, found, expected| {
-            let unlike = || RegistryError::Unlike {
-                key: key.to_owned(),
-                pid,
-                what,
-                found,
-                expected,
-            };
-            (found == expected).then_some(()).ok_or_else(unlike)
-        };
-        let version = u64::from(self.layout_version);
-        same("layout version", version, layout_version.into())?;
-        let segment = SharedSegment::attach(fd).map_err(failed)?;
-        same("length", segment.len() as u64, len as u64)?;
-        Ok(Some(segment))
-    }
-
-    /// Opens the holder's descriptor with `how`; `None` if the holder is gone, or the descriptor is. (A
-    /// process that executes another program is still the same process.)
-    fn open(
-        &self,
-        how: fn(&ProcessId, i32) -> io::Result<OwnedFd>,
-    ) -> Result<Option<OwnedFd>, SegmentError> {
-        let process = self.process;
-        let names_another_file = || {
-            let seen = stat(format!("/proc/{}/fd/{}", process.pid, self.segment_fd));
-            seen.is_ok_and(|seen| seen.st_ino != self.inode)
-        };
-        // Do not open another file: it may be one that cannot be opened at all.
-        if names_another_file() {
-            return Ok(None);
-        }
-        let began = Instant::now();
-        let opened = loop {
-            let opened = how(&process, self.segment_fd);
-            let is_denied =
-                matches!(&opened, Err(why) if why.kind() == io::ErrorKind::PermissionDenied);
-            if !is_denied || began.elapsed() > EXEC_LIMIT {
-                break opened;
-            }
-            std::thread::yield_now();
-        };
-        match opened {
-            Ok(fd) => {
-                let opened = fstat(&fd).map_err(SegmentError::os("fstat"))?;
-                Ok((opened.st_ino == self.inode).then_some(fd))
-            }
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-            // The number can be given to another file between the look above and the opening.
-            Err(_) if names_another_file() || !process.is_alive() => Ok(None),
-            Err(source) => Err(SegmentError::Os {
-                step: "opening its holder's descriptor",
-                source,
-            }),
+        // An entry that cannot be removed is soon stale: nothing hands out its segment.
+        let registry = self.member.registry();
+        if let Ok(Some(locked)) = registry.lock_existing() {
+            registry.remove_entry(&locked.dir, &self.entry);
+            registry.remove_if_empty(&locked);
         }
     }
 }
@@ -281,22 +341,22 @@ fn make(key: &str, len: usize) -> Result<SharedSegment, RegistryError> {
     })
 }
 
-fn new_file_name(key: &str, pid: u32) -> String {
+fn new_file_name(key: &str, slot: u32) -> String {
     static CLAIMS: AtomicU64 = AtomicU64::new(0);
-    file_name(key, pid, CLAIMS.fetch_add(1, Ordering::Relaxed))
+    file_name(key, slot, CLAIMS.fetch_add(1, Ordering::Relaxed))
 }
 
-fn file_name(key: &str, pid: u32, number: u64) -> String {
-    format!("s.{key}.{pid}.{number}")
+fn file_name(key: &str, slot: u32, number: u64) -> String {
+    format!("s.{key}.{slot}.{number}")
 }
 
 /// Returns the key of a common segment's entry with this file name. Keys may contain dots.
 pub(super) fn parse_file_name(name: &str) -> Option<&str> {
     let (rest, number) = name.strip_prefix("s.")?.rsplit_once('.')?;
-    let (key, pid) = rest.rsplit_once('.')?;
+    let (key, slot) = rest.rsplit_once('.')?;
     check_name(key).ok()?;
     // Accept only the name that we write.
-    (file_name(key, pid.parse().ok()?, number.parse().ok()?) == name).then_some(key)
+    (file_name(key, slot.parse().ok()?, number.parse().ok()?) == name).then_some(key)
 }
 
 #[cfg(test)]

@@ -1,13 +1,16 @@
 //! Context claims: each gives a process one index in a soft host.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use rustix::fs::{AtFlags, unlinkat};
 
 use super::record::{HOST_NAME_BYTES_MAX, owner};
-use super::{ContextRecord, Entry, HostKey, Registry, RegistryError, common_segments};
+use super::{
+    ContextRecord, Entry, HostKey, Member, Registry, RegistryError, common_segments, member,
+};
+use crate::ProcessId;
 use crate::fork::ForkGeneration;
 
 /// Maximum number of contexts of a soft host.
@@ -18,16 +21,18 @@ pub const CONTEXTS_MAX: u16 = 1024;
 pub struct ContextClaim {
     /// The index, below [`CONTEXTS_MAX`].
     pub index: u16,
-    registry: Arc<Registry>,
     entry: Entry,
+    member: Arc<Member>,
     generation: ForkGeneration,
 }
 
 impl Registry {
-    /// Claims the lowest free index of `host`, after removing the entries of dead processes (in all hosts).
+    /// Claims the lowest free index of `host` for this process, after removing the entries of dead processes (in all
+    /// hosts). The record's process is `member`'s.
     pub fn claim_context(
         self: &Arc<Self>,
         host: HostKey,
+        member: &Arc<Member>,
         record: &ContextRecord,
     ) -> Result<ContextClaim, RegistryError> {
         if record.host_name.len() > HOST_NAME_BYTES_MAX {
@@ -48,8 +53,8 @@ impl Registry {
         drop(locked);
         Ok(ContextClaim {
             index,
-            registry: self.clone(),
             entry,
+            member: member.clone(),
             generation: ForkGeneration::current(),
         })
     }
@@ -68,7 +73,7 @@ impl Registry {
             return Ok(None);
         };
         let record = ContextRecord::parse(&name, &bytes);
-        if owner(&bytes).is_some_and(|process| !process.is_alive()) {
+        if owner(&bytes).is_some_and(|process| !self.is_alive_in(&dir, process)) {
             return Ok(None);
         }
         record.map(Some)
@@ -103,27 +108,44 @@ impl Registry {
     /// Removes the entries of dead processes and returns the indices in use. The caller holds the lock.
     pub(super) fn clean(&self, dir: &OwnedFd) -> Result<BTreeSet<(HostKey, u16)>, RegistryError> {
         let mut taken = BTreeSet::new();
+        // A process may have many entries: each is asked for once.
+        let mut asked = HashMap::new();
+        let mut slots = BTreeSet::new();
         for name in self.entries(dir)? {
             if let Some(context) = parse_file_name(&name) {
-                if self.clean_entry(dir, &name)? {
+                if self.clean_entry(dir, &name, &mut asked)? {
                     taken.insert(context);
                 }
             } else if common_segments::parse_file_name(&name).is_some() {
-                self.clean_entry(dir, &name)?;
+                self.clean_entry(dir, &name, &mut asked)?;
             } else if let Some(listening) = name.strip_prefix("o.") {
                 self.clean_name(dir, listening)?;
+            } else if let Some(slot) = member::parse_file_name(&name) {
+                slots.insert(slot);
             } else if name.starts_with("t.") {
                 let _ = unlinkat(dir, &name, AtFlags::empty());
             }
+        }
+        for slot in slots {
+            self.clean_slot(dir, slot)?;
         }
         Ok(taken)
     }
 
     /// Returns whether the process of an entry is alive; removes the entry if not. The caller holds the lock.
-    fn clean_entry(&self, dir: &OwnedFd, name: &str) -> Result<bool, RegistryError> {
+    fn clean_entry(
+        &self,
+        dir: &OwnedFd,
+        name: &str,
+        asked: &mut HashMap<ProcessId, bool>,
+    ) -> Result<bool, RegistryError> {
         let bytes = self.read_entry(dir, name)?.unwrap_or_default();
         // An entry that names no process has no owner. It is not a half-written one: entries appear whole.
-        let lives = owner(&bytes).is_some_and(|process| process.is_alive());
+        let lives = owner(&bytes).is_some_and(|process| {
+            *asked
+                .entry(process)
+                .or_insert_with(|| self.is_alive_in(dir, process))
+        });
         if !lives {
             let _ = unlinkat(dir, name, AtFlags::empty());
         }
@@ -134,7 +156,7 @@ impl Registry {
 impl ContextClaim {
     /// Returns the registry that the claim is in.
     pub fn registry(&self) -> &Arc<Registry> {
-        &self.registry
+        self.member.registry()
     }
 }
 
@@ -144,9 +166,10 @@ impl Drop for ContextClaim {
             return;
         }
         // If the entry cannot be removed now, another process removes it after our death.
-        if let Ok(Some(locked)) = self.registry.lock_existing() {
-            self.registry.remove_entry(&locked.dir, &self.entry);
-            self.registry.remove_if_empty(&locked);
+        let registry = self.member.registry();
+        if let Ok(Some(locked)) = registry.lock_existing() {
+            registry.remove_entry(&locked.dir, &self.entry);
+            registry.remove_if_empty(&locked);
         }
     }
 }

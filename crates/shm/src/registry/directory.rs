@@ -12,25 +12,32 @@ use rustix::fs::{
 use rustix::io::Errno;
 use rustix::process::getuid;
 
-use super::{Registry, RegistryError};
+use super::{IDENTITY_FILE, Registry, RegistryError};
+use crate::fork::CloseOnFork;
 
 const LOCK_FILE: &str = "lock";
+/// Files that belong to no process.
+const COMMON_FILES: [&str; 2] = [LOCK_FILE, IDENTITY_FILE];
+/// Permissions of a directory that a process makes. The sticky bit means nothing in a directory of one user. It
+/// tells the directory from one that somebody else made, which is kept when all have left.
+const MADE_MODE: u32 = 0o1700;
 
 /// How long to wait for another process to release the lock, which is held for a few system calls.
-const LOCK_TIMEOUT: Duration = Duration::from_secs(10);
+pub(super) const LOCK_TIMEOUT: Duration = Duration::from_secs(10);
 const RETRY_EVERY: Duration = Duration::from_millis(1);
 
 /// The directory, locked against changes by others until dropped.
 #[derive(Debug)]
 pub(super) struct LockedDirectory {
     pub(super) dir: OwnedFd,
-    lock: OwnedFd,
+    // A child forked meanwhile must not keep the lock if this process is killed.
+    lock: CloseOnFork<OwnedFd>,
 }
 
 impl Drop for LockedDirectory {
     fn drop(&mut self) {
-        // Unlock explicitly: a child forked meanwhile holds the descriptor too.
-        let _ = flock(&self.lock, FlockOperation::Unlock);
+        // Unlock explicitly: a child made by a raw system call holds the descriptor too.
+        let _ = flock(&*self.lock, FlockOperation::Unlock);
     }
 }
 
@@ -63,7 +70,7 @@ impl Registry {
             }
             match DirBuilder::new()
                 .recursive(true)
-                .mode(0o700)
+                .mode(MADE_MODE)
                 .create(&self.path)
             {
                 Ok(()) => {}
@@ -104,15 +111,26 @@ impl Registry {
         Ok(None)
     }
 
-    /// Removes the directory if it has no entries. A process waiting for the lock notices that and retries.
+    /// Removes the common files if there is nothing else, and the directory if a process made it. A process
+    /// waiting for the lock notices that and retries.
     pub(super) fn remove_if_empty(&self, locked: &LockedDirectory) {
-        let nothing_left = self.entries(&locked.dir).is_ok_and(|names| {
-            names
-                .iter()
-                .all(|name| matches!(&name[..], "." | ".." | LOCK_FILE))
-        });
-        if nothing_left && self.is_current(&locked.dir) {
-            let _ = unlinkat(&locked.dir, LOCK_FILE, AtFlags::empty());
+        let Ok(names) = self.entries(&locked.dir) else {
+            return;
+        };
+        let is_common = |name: &String| COMMON_FILES.contains(&&name[..]);
+        let mut rest = names.iter().filter(|name| !matches!(&name[..], "." | ".."));
+        if !rest.all(is_common) || !self.is_current(&locked.dir) {
+            return;
+        }
+        let sticky = MADE_MODE & 0o7000;
+        let is_ours = fstat(&locked.dir).is_ok_and(|stat| stat.st_mode & sticky != 0);
+        for name in COMMON_FILES
+            .iter()
+            .filter(|name| names.iter().any(|n| n == *name))
+        {
+            let _ = unlinkat(&locked.dir, *name, AtFlags::empty());
+        }
+        if is_ours {
             let _ = std::fs::remove_dir(&self.path);
         }
     }
@@ -125,12 +143,12 @@ impl Registry {
     ) -> Result<Option<LockedDirectory>, RegistryError> {
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let lock = match openat(&dir, LOCK_FILE, flags, Mode::RUSR | Mode::WUSR) {
-            Ok(lock) => lock,
+            Ok(lock) => CloseOnFork::new(lock),
             Err(Errno::NOENT) => return Ok(None),
             Err(errno) => return Err(self.failed(LOCK_FILE, errno)),
         };
         loop {
-            match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+            match flock(&*lock, FlockOperation::NonBlockingLockExclusive) {
                 Ok(()) => break,
                 Err(Errno::INTR) => {}
                 Err(Errno::WOULDBLOCK) => {
@@ -140,7 +158,7 @@ impl Registry {
                 Err(errno) => return Err(self.failed(LOCK_FILE, errno)),
             }
         }
-        let linked = fstat(&lock).is_ok_and(|stat| stat.st_nlink > 0);
+        let linked = fstat(&*lock).is_ok_and(|stat| stat.st_nlink > 0);
         let current = linked && self.is_current(&dir);
         Ok(current.then_some(LockedDirectory { dir, lock }))
     }

@@ -10,7 +10,7 @@ use crate::SegmentError;
 #[non_exhaustive]
 pub enum RegistryError {
     /// The directory belongs to another user.
-    #[error("the registry {} belongs to user {owner}, not to us (user {us}): set HEADWORKS_FABRIC to a directory of your own", path.display())]
+    #[error("the registry {} belongs to user {owner}{}, not to us (user {us}): set HEADWORKS_FABRIC to a directory of your own", path.display(), unknown_user(*.owner))]
     Owner {
         /// The directory.
         path: PathBuf,
@@ -67,6 +67,28 @@ pub enum RegistryError {
         /// Maximum number of contexts.
         limit: u16,
     },
+    /// All slots for processes are taken.
+    #[error("the registry has entries of {limit} processes, which is the limit")]
+    Processes {
+        /// Maximum number of processes.
+        limit: u32,
+    },
+    /// A process that lives did not answer.
+    #[error("{who} did not answer within {millis} ms: is it stopped?")]
+    Unanswered {
+        /// The process.
+        who: String,
+        /// How long we waited, in milliseconds.
+        millis: u64,
+    },
+    /// The path of the directory is too long for the address of a socket.
+    #[error("the registry's path {} is too long for its sockets, and there is no /proc to shorten it: use one of at most {max} bytes", path.display())]
+    PathTooLong {
+        /// The directory.
+        path: PathBuf,
+        /// Most bytes of a path that is not too long.
+        max: usize,
+    },
     /// The name is not legal.
     #[error("bad name {name:?}: a name is {legal}")]
     BadName {
@@ -76,12 +98,12 @@ pub enum RegistryError {
         legal: &'static str,
     },
     /// A live process listens under the name.
-    #[error("the name {name} is in use by process {pid}")]
+    #[error("the name {name} is in use by {who}")]
     NameInUse {
         /// The name.
         name: String,
-        /// Process id of the listener.
-        pid: u32,
+        /// The listener.
+        who: String,
     },
     /// No live process listens under the name.
     #[error("nobody listens under the name {name}")]
@@ -90,14 +112,12 @@ pub enum RegistryError {
         name: String,
     },
     /// An existing common segment differs from the requested one.
-    #[error(
-        "the common segment {key} of process {pid} has {what} {found}, this program wants {expected}"
-    )]
+    #[error("the common segment {key} of {who} has {what} {found}, this program wants {expected}")]
     Unlike {
         /// The segment's key.
         key: String,
-        /// Process id of a holder.
-        pid: u32,
+        /// A holder.
+        who: String,
         /// Name of the property that differs.
         what: &'static str,
         /// The existing segment's value.
@@ -131,6 +151,14 @@ pub enum RegistryError {
         /// The system's error.
         source: io::Error,
     },
+}
+
+/// Returns a remark about the user id that the kernel shows for every user of other user namespaces.
+fn unknown_user(owner: u32) -> &'static str {
+    match owner {
+        65534 => " (nobody, or a user that is unknown in this user namespace)",
+        _ => "",
+    }
 }
 
 impl RegistryError {

@@ -1,11 +1,9 @@
 //! Rendezvous by name: a process listens under a name, and others connect to it.
 //!
 //! The owner of a name is recorded in a file beside its socket, because the socket alone does not show
-//! whether the owner lives. A child forked by a dead owner keeps the socket open, and a test connection
-//! would disturb a live owner.
+//! whether the owner lives, and a test connection would disturb a live owner.
 
-use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -13,18 +11,23 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rustix::fs::{AtFlags, renameat, unlinkat};
+use rustix::fs::{AtFlags, renameat, stat, unlinkat};
 use rustix::io::{Errno, ioctl_fionbio};
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+use rustix::net::{
+    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with,
+};
 
 use super::record::{owner, parse_prefix, prefix};
-use super::{Entry, Registry, RegistryError, check_name, path_in, temporary};
+use super::{Entry, Member, Registry, RegistryError, check_name, temporary};
 use crate::ProcessId;
-use crate::fork::ForkGeneration;
+use crate::fork::{CloseOnFork, ForkGeneration};
 
 /// How long a connecting process waits while the listener's queue is full.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 const RETRY_EVERY: Duration = Duration::from_millis(5);
+/// Most connections that may wait to be accepted; the kernel lowers it to its own limit.
+const BACKLOG: i32 = 4096;
+const FLAGS: SocketFlags = SocketFlags::CLOEXEC.union(SocketFlags::NONBLOCK);
 
 /// Size in bytes of a socket address's path, including its NUL (`sun_path`).
 const SOCKET_PATH_BYTES_MAX: usize = 108;
@@ -32,11 +35,11 @@ const SOCKET_PATH_BYTES_MAX: usize = 108;
 /// A name that this process listens under, until dropped.
 #[derive(Debug)]
 pub struct NameClaim {
-    listener: UnixListener,
+    listener: CloseOnFork<UnixListener>,
     path: PathBuf,
-    registry: Arc<Registry>,
     socket: String,
     owner: Entry,
+    member: Arc<Member>,
     generation: ForkGeneration,
 }
 
@@ -44,8 +47,9 @@ impl Registry {
     /// Listens under `name`, unless a live process does. Replaces the socket of a dead one.
     pub fn bind_name(self: &Arc<Self>, name: &str) -> Result<NameClaim, RegistryError> {
         check_name(name)?;
+        let member = self.join()?;
         let locked = self.lock()?;
-        let claim = self.bind_locked(&locked.dir, name);
+        let claim = self.bind_locked(&locked.dir, name, &member);
         if claim.is_err() {
             self.remove_if_empty(&locked);
         }
@@ -61,13 +65,12 @@ impl Registry {
         let dir = self.open_existing_directory()?.ok_or_else(nobody)?;
         let entry = owner_file(name);
         let bytes = self.read_entry(&dir, &entry)?.ok_or_else(nobody)?;
-        if !owner(&bytes).is_some_and(|process| process.is_alive()) {
+        if !owner(&bytes).is_some_and(|process| self.is_alive_in(&dir, process)) {
             return Err(nobody());
         }
         parse_prefix(&entry, &bytes)?;
         let socket = socket_file(name);
-        let address = SocketAddrUnix::new(path_in(&dir, &socket));
-        let address = address.map_err(|errno| self.failed(&socket, errno))?;
+        let address = self.socket_address(&dir, &socket)?;
         let start = Instant::now();
         loop {
             match connect_now(&address) {
@@ -93,53 +96,96 @@ impl Registry {
         self: &Arc<Self>,
         dir: &OwnedFd,
         name: &str,
+        member: &Arc<Member>,
     ) -> Result<NameClaim, RegistryError> {
         if let Some(process) = self.clean_name(dir, name)? {
             return Err(RegistryError::NameInUse {
                 name: name.to_owned(),
-                pid: process.pid,
+                who: self.describe(process),
             });
         }
-        let io = |source| RegistryError::io("listening at", &self.path.join(name), source);
-        let us = ProcessId::current().map_err(io)?;
-        let owner = self.write_entry(dir, &owner_file(name), &owner_bytes(us))?;
+        let owner = self.write_entry(dir, &owner_file(name), &owner_bytes(member.id()))?;
         let socket = socket_file(name);
-        let listener = self.listen(dir, &socket).map_err(|error| {
+        let listener = self.listen_renamed(dir, &socket).inspect_err(|_| {
             let _ = unlinkat(dir, &socket, AtFlags::empty());
             self.remove_entry(dir, &owner);
-            match Errno::from_io_error(&error) {
-                Some(errno) => self.failed(&socket, errno),
-                None => io(error),
-            }
         })?;
         Ok(NameClaim {
             listener,
             path: self.path.join(&socket),
-            registry: self.clone(),
             socket,
             owner,
+            member: member.clone(),
             generation: ForkGeneration::current(),
         })
     }
 
-    /// Makes a socket that appears only once it is listened on, so that a process that sees it may connect.
-    fn listen(&self, dir: &OwnedFd, socket: &str) -> io::Result<UnixListener> {
-        let temporary = temporary(dir);
-        let path = self.path.join(&temporary);
-        // Bind under the directory's own path if it fits, because tools such as `ss` show that path to users.
-        let listener = if path.as_os_str().len() < SOCKET_PATH_BYTES_MAX {
-            UnixListener::bind(path)
-        } else {
-            UnixListener::bind(path_in(dir, &temporary))
-        };
-        let renamed = listener.and_then(|listener| {
-            renameat(dir, &temporary, dir, socket)?;
-            Ok(listener)
-        });
-        if renamed.is_err() {
-            let _ = unlinkat(dir, &temporary, AtFlags::empty());
+    /// Returns a description of a process for people.
+    pub(super) fn describe(&self, process: ProcessId) -> String {
+        match self.process_record(process) {
+            Ok(Some(record)) => record.to_string(),
+            _ => "another process".to_owned(),
         }
-        renamed
+    }
+
+    /// Makes a socket that appears only once it is listened on, so that a process that sees it may connect.
+    fn listen_renamed(
+        &self,
+        dir: &OwnedFd,
+        socket: &str,
+    ) -> Result<CloseOnFork<UnixListener>, RegistryError> {
+        let temporary = temporary(dir);
+        let listener = self.listen(dir, &temporary)?;
+        renameat(dir, &temporary, dir, socket).map_err(|errno| {
+            let _ = unlinkat(dir, &temporary, AtFlags::empty());
+            self.failed(socket, errno)
+        })?;
+        Ok(listener)
+    }
+
+    /// Makes a socket in the directory and listens on it.
+    pub(super) fn listen(
+        &self,
+        dir: &OwnedFd,
+        socket: &str,
+    ) -> Result<CloseOnFork<UnixListener>, RegistryError> {
+        let address = self.socket_address(dir, socket)?;
+        let listen = || -> Result<_, Errno> {
+            let listener = socket_with(AddressFamily::UNIX, SocketType::STREAM, FLAGS, None)?;
+            bind(&listener, &address)?;
+            listen(&listener, BACKLOG)?;
+            ioctl_fionbio(&listener, false)?;
+            Ok(CloseOnFork::new(UnixListener::from(listener)))
+        };
+        listen().map_err(|errno| {
+            let _ = unlinkat(dir, socket, AtFlags::empty());
+            self.failed(socket, errno)
+        })
+    }
+
+    /// Returns the address of a socket in the directory. Its own path is used if that fits, because tools such as
+    /// `ss` show it to users, and it works without `/proc`.
+    pub(super) fn socket_address(
+        &self,
+        dir: &OwnedFd,
+        socket: &str,
+    ) -> Result<SocketAddrUnix, RegistryError> {
+        let path = self.path.join(socket);
+        if path.as_os_str().len() < SOCKET_PATH_BYTES_MAX {
+            return SocketAddrUnix::new(path).map_err(|errno| self.failed(socket, errno));
+        }
+        // By way of the open directory: short, however deep the directory is.
+        let by_number = format!("/proc/self/fd/{}", dir.as_raw_fd());
+        if stat(&by_number).is_err() {
+            return Err(RegistryError::PathTooLong {
+                path: self.path.clone(),
+                max: SOCKET_PATH_BYTES_MAX
+                    - 1
+                    - (path.as_os_str().len() - self.path.as_os_str().len()),
+            });
+        }
+        let path = Path::new(&by_number).join(socket);
+        SocketAddrUnix::new(path).map_err(|errno| self.failed(socket, errno))
     }
 
     /// Returns the live process that listens under `name`. If there is none, removes the name's files. The
@@ -150,7 +196,8 @@ impl Registry {
         name: &str,
     ) -> Result<Option<ProcessId>, RegistryError> {
         let bytes = self.read_entry(dir, &owner_file(name))?.unwrap_or_default();
-        if let Some(process) = owner(&bytes).filter(ProcessId::is_alive) {
+        let lives = |process: &ProcessId| self.is_alive_in(dir, *process);
+        if let Some(process) = owner(&bytes).filter(lives) {
             return Ok(Some(process));
         }
         let _ = unlinkat(dir, socket_file(name), AtFlags::empty());
@@ -176,26 +223,26 @@ impl Drop for NameClaim {
         if self.generation.is_foreign() {
             return;
         }
-        if let Ok(Some(locked)) = self.registry.lock_existing() {
+        let registry = self.member.registry();
+        if let Ok(Some(locked)) = registry.lock_existing() {
             // The socket is ours as long as the owner file is: a process that replaces one replaces both.
-            if self.registry.remove_entry(&locked.dir, &self.owner) {
+            if registry.remove_entry(&locked.dir, &self.owner) {
                 let _ = unlinkat(&locked.dir, &self.socket, AtFlags::empty());
             }
-            self.registry.remove_if_empty(&locked);
+            registry.remove_if_empty(&locked);
         }
     }
 }
 
 /// Connects without waiting for room in the listener's queue.
-fn connect_now(address: &SocketAddrUnix) -> Result<UnixStream, Errno> {
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+pub(super) fn connect_now(address: &SocketAddrUnix) -> Result<UnixStream, Errno> {
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, FLAGS, None)?;
     connect(&socket, address)?;
     ioctl_fionbio(&socket, false)?;
     Ok(UnixStream::from(socket))
 }
 
-/// Returns the owner file's content: the process id, and a number that is different for each claim that the
+/// Returns the owner file's content: the process, and a number that is different for each claim that the
 /// process makes.
 fn owner_bytes(us: ProcessId) -> Vec<u8> {
     static CLAIMS: AtomicU64 = AtomicU64::new(0);

@@ -1,20 +1,20 @@
 //! Format of the entries: fixed order, little endian. Peers write them, so parsing does not trust them.
 
+use std::fmt;
+use std::time::Duration;
+
 use super::RegistryError;
-use crate::ProcessId;
+use crate::liveness::{COMMAND_BYTES_MAX, ProcessId, clock_nanos};
 
 /// One open device of one process in a soft host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ContextRecord {
     /// The process that owns it.
     pub process: ProcessId,
-    /// The layout version of its segment.
+    /// The layout version of its segments.
     pub layout_version: u32,
-    /// Number of its segment's descriptor; see [`ProcessId::open_fd`].
-    pub segment_fd: i32,
-    /// Number of its wake pipe's write end; see [`WakeSender::open`](crate::WakeSender::open).
-    pub wake_fd: i32,
-    /// A number that differs from that of earlier owners of the same index.
+    /// A number that differs from that of earlier owners of the same index, and the object under which its
+    /// process hands out its descriptors; see [`Member::serve`](super::Member::serve).
     pub incarnation: u64,
     /// The soft host's name; at most [`HOST_NAME_BYTES_MAX`] bytes.
     pub host_name: String,
@@ -27,32 +27,42 @@ pub struct CommonSegmentRecord {
     pub process: ProcessId,
     /// Version of what its users keep in the segment.
     pub layout_version: u32,
-    /// Number of the segment's descriptor in that process.
-    pub segment_fd: i32,
-    /// Inode of the memory file. Files with the same inode are the same memory. A descriptor with another
-    /// inode is no longer the one that was recorded.
+    /// Object under which that process hands out the segment's descriptor.
+    pub object: u64,
+    /// Inode of the memory file. Files with the same inode are the same memory.
     pub inode: u64,
     /// Payload size in bytes.
     pub len: u64,
+}
+
+/// What a process writes about itself into its entry.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ProcessRecord {
+    /// Its identity.
+    pub process: ProcessId,
+    /// Its process id in its own PID namespace. It is for people: another namespace has other ids.
+    pub pid: u32,
+    /// When it joined the registry, in nanoseconds since the machine started (`CLOCK_BOOTTIME`).
+    pub joined_nanos: u64,
+    /// Name of its command, at most 15 arbitrary bytes.
+    pub command: Vec<u8>,
 }
 
 /// Maximum length of a host name, in bytes.
 pub const HOST_NAME_BYTES_MAX: usize = 255;
 
 /// Version of the entries. All versions begin with magic, version and process.
-const VERSION: u32 = 1;
-const MAGIC: &[u8; 4] = b"HWfb";
+const VERSION: u32 = 2;
+const MAGIC: &[u8; 4] = b"HWrg";
 
 const PREFIX_BYTES: usize = 4 + 4 + 4 + 8;
-const FIXED_BYTES: usize = PREFIX_BYTES + 4 + 4 + 4 + 8 + 2;
+const FIXED_BYTES: usize = PREFIX_BYTES + 4 + 8 + 2;
 pub(super) const ENTRY_BYTES_MAX: usize = FIXED_BYTES + HOST_NAME_BYTES_MAX;
 
 impl ContextRecord {
     pub(super) fn to_bytes(&self) -> Vec<u8> {
         let mut bytes = prefix(self.process);
         bytes.extend(self.layout_version.to_le_bytes());
-        bytes.extend(self.segment_fd.to_le_bytes());
-        bytes.extend(self.wake_fd.to_le_bytes());
         bytes.extend(self.incarnation.to_le_bytes());
         bytes.extend((self.host_name.len() as u16).to_le_bytes());
         bytes.extend(self.host_name.as_bytes());
@@ -65,28 +75,21 @@ impl ContextRecord {
         let mut body = || {
             let fields = (
                 u32::from_le_bytes(take(&mut rest)?),
-                i32::from_le_bytes(take(&mut rest)?),
-                i32::from_le_bytes(take(&mut rest)?),
                 u64::from_le_bytes(take(&mut rest)?),
             );
             Some((fields, u16::from_le_bytes(take(&mut rest)?) as usize, rest))
         };
-        let ((layout_version, segment_fd, wake_fd, incarnation), name_bytes, name) =
+        let ((layout_version, incarnation), name_bytes, name) =
             body().ok_or_else(|| malformed(SHORT))?;
         if name.len() != name_bytes || name_bytes > HOST_NAME_BYTES_MAX {
             return Err(malformed("its host name has a wrong length"));
         }
         let host_name =
             str::from_utf8(name).map_err(|_| malformed("its host name is not UTF-8"))?;
-        if segment_fd < 0 || wake_fd < 0 {
-            return Err(malformed(NEGATIVE));
-        }
         let host_name = host_name.to_owned();
         Ok(Self {
             process,
             layout_version,
-            segment_fd,
-            wake_fd,
             incarnation,
             host_name,
         })
@@ -97,7 +100,7 @@ impl CommonSegmentRecord {
     pub(super) fn to_bytes(&self) -> Vec<u8> {
         let mut bytes = prefix(self.process);
         bytes.extend(self.layout_version.to_le_bytes());
-        bytes.extend(self.segment_fd.to_le_bytes());
+        bytes.extend(self.object.to_le_bytes());
         bytes.extend(self.inode.to_le_bytes());
         bytes.extend(self.len.to_le_bytes());
         bytes
@@ -109,7 +112,7 @@ impl CommonSegmentRecord {
             Some(Self {
                 process,
                 layout_version: u32::from_le_bytes(take(&mut rest)?),
-                segment_fd: i32::from_le_bytes(take(&mut rest)?),
+                object: u64::from_le_bytes(take(&mut rest)?),
                 inode: u64::from_le_bytes(take(&mut rest)?),
                 len: u64::from_le_bytes(take(&mut rest)?),
             })
@@ -118,15 +121,63 @@ impl CommonSegmentRecord {
         if !rest.is_empty() {
             return Err(malformed(entry, "too long"));
         }
-        if record.segment_fd < 0 {
-            return Err(malformed(entry, NEGATIVE));
-        }
         Ok(record)
     }
 }
 
+impl ProcessRecord {
+    pub(super) fn to_bytes(&self) -> Vec<u8> {
+        let mut bytes = prefix(self.process);
+        bytes.extend(self.pid.to_le_bytes());
+        bytes.extend(self.joined_nanos.to_le_bytes());
+        bytes.push(self.command.len() as u8);
+        bytes.extend(&self.command);
+        bytes
+    }
+
+    pub(super) fn parse(entry: &str, bytes: &[u8]) -> Result<Self, RegistryError> {
+        let (process, mut rest) = parse_prefix(entry, bytes)?;
+        let mut body = || {
+            let pid = u32::from_le_bytes(take(&mut rest)?);
+            let joined = u64::from_le_bytes(take(&mut rest)?);
+            let [len] = take(&mut rest)?;
+            Some((pid, joined, usize::from(len), rest))
+        };
+        let (pid, joined_nanos, len, command) = body().ok_or_else(|| malformed(entry, SHORT))?;
+        if command.len() != len || len > COMMAND_BYTES_MAX {
+            return Err(malformed(entry, "its command has a wrong length"));
+        }
+        Ok(Self {
+            process,
+            pid,
+            joined_nanos,
+            command: command.to_owned(),
+        })
+    }
+
+    /// Returns how long ago the process joined.
+    pub fn age(&self) -> Duration {
+        Duration::from_nanos(clock_nanos().saturating_sub(self.joined_nanos))
+    }
+
+    /// Returns the name of its command; bytes that are not UTF-8 are replaced.
+    pub fn command(&self) -> String {
+        String::from_utf8_lossy(&self.command).into_owned()
+    }
+}
+
+impl fmt::Display for ProcessRecord {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let shown = |c: char| if c.is_control() { '?' } else { c };
+        let command: String = self.command().chars().map(shown).collect();
+        match &command[..] {
+            "" => write!(f, "process {}", self.pid),
+            command => write!(f, "process {} ({command})", self.pid),
+        }
+    }
+}
+
 const SHORT: &str = "too short";
-const NEGATIVE: &str = "a descriptor number is negative";
 
 fn malformed(entry: &str, what: &'static str) -> RegistryError {
     RegistryError::Malformed {
@@ -140,8 +191,8 @@ pub(super) fn prefix(process: ProcessId) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(ENTRY_BYTES_MAX);
     bytes.extend(MAGIC);
     bytes.extend(VERSION.to_le_bytes());
-    bytes.extend(process.pid.to_le_bytes());
-    bytes.extend(process.start_time.to_le_bytes());
+    bytes.extend(process.slot.to_le_bytes());
+    bytes.extend(process.generation.to_le_bytes());
     bytes
 }
 
@@ -173,9 +224,9 @@ fn any_version(mut bytes: &[u8]) -> Option<(u32, ProcessId, &[u8])> {
         return None;
     }
     let version = u32::from_le_bytes(take(&mut bytes)?);
-    let pid = u32::from_le_bytes(take(&mut bytes)?);
-    let start_time = u64::from_le_bytes(take(&mut bytes)?);
-    Some((version, ProcessId { pid, start_time }, bytes))
+    let slot = u32::from_le_bytes(take(&mut bytes)?);
+    let generation = u64::from_le_bytes(take(&mut bytes)?);
+    Some((version, ProcessId { slot, generation }, bytes))
 }
 
 fn take<const N: usize>(bytes: &mut &[u8]) -> Option<[u8; N]> {
@@ -191,16 +242,14 @@ mod tests {
     use super::*;
 
     const PROCESS: ProcessId = ProcessId {
-        pid: 7,
-        start_time: 1 << 40,
+        slot: 7,
+        generation: 1 << 40,
     };
 
     fn sample() -> ContextRecord {
         ContextRecord {
             process: PROCESS,
             layout_version: 3,
-            segment_fd: 5,
-            wake_fd: 6,
             incarnation: u64::MAX,
             host_name: "h1".to_owned(),
         }
@@ -210,21 +259,33 @@ mod tests {
         CommonSegmentRecord {
             process: PROCESS,
             layout_version: 3,
-            segment_fd: 5,
+            object: 5,
             inode: u64::MAX,
             len: 64,
         }
     }
 
+    fn process_record() -> ProcessRecord {
+        ProcessRecord {
+            process: PROCESS,
+            pid: 1,
+            joined_nanos: 2,
+            command: b"a command\xff name".to_vec(),
+        }
+    }
+
     /// Parses an entry of one kind and writes it again.
     type Again = fn(&[u8]) -> Result<Vec<u8>, RegistryError>;
-    fn kinds() -> [(Vec<u8>, Again); 2] {
+    fn kinds() -> [(Vec<u8>, Again); 3] {
         [
             (sample().to_bytes(), |bytes| {
                 ContextRecord::parse("c", bytes).map(|record| record.to_bytes())
             }),
             (common_record().to_bytes(), |bytes| {
                 CommonSegmentRecord::parse("s", bytes).map(|record| record.to_bytes())
+            }),
+            (process_record().to_bytes(), |bytes| {
+                ProcessRecord::parse("p", bytes).map(|record| record.to_bytes())
             }),
         ]
     }
@@ -239,6 +300,9 @@ mod tests {
             CommonSegmentRecord::parse("s", &common_record().to_bytes()).expect("parses"),
             common_record()
         );
+        let process = ProcessRecord::parse("p", &process_record().to_bytes()).expect("parses");
+        assert_eq!(process, process_record());
+        assert_eq!(process.to_string(), "process 1 (a command\u{fffd} name)");
     }
 
     #[test]
@@ -255,16 +319,6 @@ mod tests {
             let error = again(&longer).expect_err("longer");
             assert!(matches!(error, RegistryError::Malformed { .. }), "{error}");
         }
-    }
-
-    #[test]
-    fn no_descriptor_is_negative() {
-        let negative = CommonSegmentRecord {
-            segment_fd: -1,
-            ..common_record()
-        };
-        let error = CommonSegmentRecord::parse("s", &negative.to_bytes()).expect_err("negative");
-        assert!(matches!(error, RegistryError::Malformed { .. }), "{error}");
     }
 
     #[test]

@@ -1,7 +1,6 @@
 use std::ffi::OsString;
 use std::io::{Read, Write};
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
-use std::process::{Child, Command};
 use std::{fs, thread};
 
 use super::*;
@@ -15,55 +14,74 @@ fn new_registry() -> (tempfile::TempDir, Arc<Registry>) {
     (parent, registry)
 }
 
-fn record(process: ProcessId) -> ContextRecord {
+fn record(member: &Member) -> ContextRecord {
     ContextRecord {
-        process,
+        process: member.id(),
         layout_version: 1,
-        segment_fd: 3,
-        wake_fd: 4,
         incarnation: 5,
         host_name: "h1".to_owned(),
     }
 }
 
-fn this_process() -> ProcessId {
-    ProcessId::current().expect("stat")
+/// A process, as far as the registry is concerned: its own view of the registry, and its membership.
+struct Process {
+    registry: Arc<Registry>,
+    member: Arc<Member>,
 }
 
-/// Starts a process that is alive until killed.
-fn sleeping_process() -> (Child, ProcessId) {
-    let child = Command::new("sleep").arg("1000").spawn().expect("sleep");
-    let id = ProcessId::of_pid(child.id()).expect("stat");
-    (child, id)
+impl Process {
+    fn join(registry: &Arc<Registry>) -> Self {
+        let registry = Registry::open_at(registry.path()).expect("opened");
+        let member = registry.join().expect("joined");
+        Self { registry, member }
+    }
+
+    fn id(&self) -> ProcessId {
+        self.member.id()
+    }
+
+    fn claim(&self, host: HostKey) -> ContextClaim {
+        let record = record(&self.member);
+        let claim = self.registry.claim_context(host, &self.member, &record);
+        claim.expect("claim")
+    }
+
+    /// Dies: the kernel releases its lock, and everything else stays as it was.
+    fn die(self) {
+        let entry = self.registry.path().join(member::file_name(self.id().slot));
+        let bytes = fs::read(&entry).expect("its entry");
+        // A file without a lock in place of the locked one.
+        fs::remove_file(&entry).expect("removed");
+        fs::write(&entry, bytes).expect("written");
+        std::mem::forget(self.member);
+    }
 }
 
-fn kill_and_wait(mut child: Child) {
-    child.kill().expect("kill");
-    child.wait().expect("wait");
+/// Returns the names of the entries that belong to processes.
+fn entries(registry: &Registry) -> Vec<String> {
+    let names = fs::read_dir(registry.path()).expect("list");
+    let name = |entry: std::io::Result<fs::DirEntry>| entry.expect("entry").file_name();
+    let mut names: Vec<_> = names
+        .map(|entry| name(entry).into_string().expect("ASCII"))
+        .filter(|name| !matches!(&name[..], "lock" | "id"))
+        .collect();
+    names.sort_unstable();
+    names
 }
 
 #[test]
 fn the_lowest_free_index_is_claimed_and_the_last_to_leave_removes_all() {
     let (_parent, registry) = new_registry();
-    let zero = registry
-        .claim_context(HOST, &record(this_process()))
-        .expect("claim");
-    let one = registry
-        .claim_context(HOST, &record(this_process()))
-        .expect("claim");
-    let elsewhere = registry
-        .claim_context(HostKey(1), &record(this_process()))
-        .expect("claim");
+    let us = Process::join(&registry);
+    let (zero, one, elsewhere) = (us.claim(HOST), us.claim(HOST), us.claim(HostKey(1)));
     assert_eq!((zero.index, one.index, elsewhere.index), (0, 1, 0));
     drop(zero);
     assert_eq!(registry.lookup_context(HOST, 0).expect("lookup"), None);
     assert_eq!(
         registry.lookup_context(HOST, 1).expect("lookup"),
-        Some(record(this_process()))
+        Some(record(&us.member))
     );
-    let again = registry
-        .claim_context(HOST, &record(this_process()))
-        .expect("claim");
+    let again = us.claim(HOST);
     assert_eq!(again.index, 0);
     let listed: Vec<_> = registry
         .list_contexts()
@@ -72,48 +90,75 @@ fn the_lowest_free_index_is_claimed_and_the_last_to_leave_removes_all() {
         .map(|(host, index, _)| (host.0, index))
         .collect();
     assert_eq!(listed, [(1, 0), (0xabc, 0), (0xabc, 1)]);
-    drop((again, one, elsewhere));
+    drop((again, one, elsewhere, us));
     assert!(!registry.path().exists());
     assert_eq!(registry.lookup_context(HOST, 0).expect("lookup"), None);
     assert!(registry.list_contexts().expect("list").is_empty());
-    assert_eq!(
-        registry
-            .claim_context(HOST, &record(this_process()))
-            .expect("made again")
-            .index,
-        0
-    );
+    assert_eq!(Process::join(&registry).claim(HOST).index, 0);
 }
 
 #[test]
 fn entries_of_the_dead_are_hidden_and_then_removed() {
     let (_parent, registry) = new_registry();
-    let (child, id) = sleeping_process();
+    let (us, other) = (Process::join(&registry), Process::join(&registry));
     for host in [HOST, HostKey(1)] {
-        std::mem::forget(registry.claim_context(host, &record(id)).expect("claim"));
+        std::mem::forget(other.claim(host));
     }
+    let id = other.id();
     assert!(registry.lookup_context(HOST, 0).expect("lookup").is_some());
-    kill_and_wait(child);
+    assert!(registry.is_alive(id) && !registry.is_slot_unused(id.slot));
+    other.die();
+    assert!(!registry.is_alive(id) && registry.is_slot_unused(id.slot));
+    assert_eq!(registry.process_record(id).expect("readable"), None);
     assert_eq!(registry.lookup_context(HOST, 0).expect("lookup"), None);
     assert!(registry.list_contexts().expect("list").is_empty());
     fs::write(registry.path().join("t.1.1"), "half an entry").expect("write");
-    let claim = registry
-        .claim_context(HOST, &record(this_process()))
-        .expect("claim");
-    assert_eq!(claim.index, 0);
-    assert_eq!(
-        fs::read_dir(registry.path()).expect("list").count(),
-        2,
-        "the lock and our entry"
-    );
+    assert_eq!(us.claim(HOST).index, 0);
+    assert_eq!(entries(&registry), ["p.00000"], "our own");
+}
+
+#[test]
+fn slots_are_used_again_by_others_that_are_told_apart() {
+    let (_parent, registry) = new_registry();
+    let (us, first) = (Process::join(&registry), Process::join(&registry));
+    assert_eq!((us.id().slot, first.id().slot), (0, 1));
+    let watch = registry.watch(first.id(), true).expect("watched");
+    let watch = watch.expect("alive");
+    assert!(!watch.is_dead());
+    let before = first.id();
+    drop(first);
+    assert!(watch.is_dead());
+    let second = Process::join(&registry);
+    assert_eq!(second.id().slot, before.slot);
+    assert!(registry.is_alive(second.id()) && !registry.is_alive(before));
+    assert!(registry.watch(before, true).expect("readable").is_none());
+    let record = registry.process_record(second.id()).expect("readable");
+    let record = record.expect("alive");
+    assert_eq!(record.pid, std::process::id());
+    assert!(!record.command().is_empty() && record.age() < std::time::Duration::from_secs(600));
+}
+
+#[test]
+fn a_directory_that_nobody_of_us_made_is_kept() {
+    let parent = tempfile::tempdir().expect("tempdir");
+    let path = parent.path().join("theirs");
+    let mut made = fs::DirBuilder::new();
+    made.mode(0o700).create(&path).expect("mkdir");
+    let registry = Registry::open_at(&path).expect("opened");
+    let us = Process::join(&registry);
+    let identity = registry.identity().expect("readable");
+    assert_eq!(us.registry.identity().expect("readable"), identity);
+    drop(us);
+    assert_eq!(fs::read_dir(&path).expect("kept").count(), 0);
+    let again = Process::join(&registry);
+    assert_ne!(again.registry.identity().expect("readable"), identity);
 }
 
 #[test]
 fn malformed_entries_and_other_versions_are_typed_errors() {
     let (_parent, registry) = new_registry();
-    let claim = registry
-        .claim_context(HOST, &record(this_process()))
-        .expect("claim");
+    let us = Process::join(&registry);
+    let claim = us.claim(HOST);
     let file = registry.path().join("c.0000000000000abc.0000");
     let bytes = fs::read(&file).expect("entry");
     fs::write(&file, &bytes[..bytes.len() - 1]).expect("write");
@@ -122,20 +167,14 @@ fn malformed_entries_and_other_versions_are_typed_errors() {
         Err(RegistryError::Malformed { .. })
     ));
     let mut newer = bytes;
-    newer[4] = 2;
+    newer[4] = 3;
     fs::write(&file, &newer).expect("write");
     assert!(matches!(
         registry.lookup_context(HOST, 0),
-        Err(RegistryError::Layout { found: 2, .. })
+        Err(RegistryError::Layout { found: 3, .. })
     ));
     // The live process of another version keeps its index.
-    assert_eq!(
-        registry
-            .claim_context(HOST, &record(this_process()))
-            .expect("claim")
-            .index,
-        1
-    );
+    assert_eq!(us.claim(HOST).index, 1);
     drop(claim);
 }
 
@@ -181,11 +220,10 @@ fn many_come_and_go_at_once() {
         for _ in 0..4 {
             scope.spawn(|| {
                 for _ in 0..50 {
-                    let claim = registry
-                        .claim_context(HOST, &record(this_process()))
-                        .expect("claim");
+                    let us = Process::join(&registry);
+                    let claim = us.claim(HOST);
                     let found = registry.lookup_context(HOST, claim.index).expect("lookup");
-                    assert_eq!(found, Some(record(this_process())));
+                    assert_eq!(found, Some(record(&us.member)));
                 }
             });
         }
@@ -202,7 +240,8 @@ fn names_are_bound_once_and_connected_to() {
     ));
     let claim = registry.bind_name("a").expect("bind");
     let error = registry.bind_name("a").expect_err("in use");
-    assert!(matches!(error, RegistryError::NameInUse { pid, .. } if pid == std::process::id()));
+    let us = format!("the name a is in use by process {}", std::process::id());
+    assert!(error.to_string().starts_with(&us), "{error}");
     let mut near = registry.connect_name("a").expect("connect");
     let (mut far, _) = claim.listener().accept().expect("accept");
     near.write_all(b"x").expect("write");
@@ -244,14 +283,13 @@ fn a_visible_name_socket_accepts_connections() {
 #[test]
 fn a_name_of_the_dead_is_free_even_while_its_socket_is_open() {
     let (_parent, registry) = new_registry();
-    let claim = registry.bind_name("a").expect("bind");
-    let (child, id) = sleeping_process();
-    // As if the child had bound it. The socket stays open here, as in a forked child of a dead owner.
-    fs::write(registry.path().join("o.a"), record::prefix(id)).expect("write");
-    assert!(
-        matches!(registry.bind_name("a"), Err(RegistryError::NameInUse { pid, .. }) if pid == id.pid)
-    );
-    kill_and_wait(child);
+    let other = Process::join(&registry);
+    // The socket stays open here, as in a child of a dead owner that a raw system call made.
+    let claim = other.registry.bind_name("a").expect("bind");
+    registry.connect_name("a").expect("connect");
+    let error = registry.bind_name("a").expect_err("in use");
+    assert!(matches!(error, RegistryError::NameInUse { .. }), "{error}");
+    other.die();
     assert!(matches!(
         registry.connect_name("a"),
         Err(RegistryError::NobodyListening { .. })
@@ -291,10 +329,9 @@ fn deep_directories_have_names_too() {
 #[test]
 fn claims_are_inert_in_a_forked_child() {
     let (_parent, registry) = new_registry();
-    let context = registry
-        .claim_context(HOST, &record(this_process()))
-        .expect("claim");
-    let name = registry.bind_name("a").expect("bind");
+    let us = Process::join(&registry);
+    let context = us.claim(HOST);
+    let name = us.registry.bind_name("a").expect("bind");
     // SAFETY: the child drops two inert objects, which only frees memory, and exits.
     match unsafe { libc::fork() } {
         0 => {

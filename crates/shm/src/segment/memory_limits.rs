@@ -5,9 +5,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use rustix::io::Errno;
-use rustix::process::{Resource, getrlimit};
 
 use super::SegmentError;
+use crate::process_limits;
 
 const FREE_MEMORY: &str = "free memory";
 const GROUP_MEMORY: &str = "the control group's memory limit";
@@ -43,7 +43,7 @@ pub(super) fn check(bytes: usize) -> Result<(), SegmentError> {
 /// Refuses a file beyond `RLIMIT_FSIZE`, for which the kernel would send a fatal signal.
 pub(super) fn check_file_size(bytes: usize) -> Result<(), SegmentError> {
     let wanted = bytes as u64;
-    match file_size_limit() {
+    match process_limits::file_size() {
         Some(limit) if limit < wanted => Err(SegmentError::NoSpace {
             wanted,
             available: Some(limit),
@@ -51,11 +51,6 @@ pub(super) fn check_file_size(bytes: usize) -> Result<(), SegmentError> {
         }),
         _ => Ok(()),
     }
-}
-
-/// Returns the size in bytes of the largest file that this process may write, if there is a limit.
-pub(crate) fn file_size_limit() -> Option<u64> {
-    getrlimit(Resource::Fsize).current
 }
 
 /// Converts the error of an allocation step into the limit that it means.
@@ -66,7 +61,7 @@ pub(super) fn explain(errno: Errno, step: &'static str, wanted: u64) -> SegmentE
             _ => (available_memory(), FREE_MEMORY),
         },
         Errno::NOMEM | Errno::NOSPC => (available_memory(), FREE_MEMORY),
-        Errno::FBIG => (file_size_limit(), FILE_SIZE),
+        Errno::FBIG => (process_limits::file_size(), FILE_SIZE),
         _ => return SegmentError::os(step)(errno),
     };
     // The kernel has further rules, so "available" may exceed "wanted". It is then left out as meaningless.
@@ -99,7 +94,7 @@ fn available_memory() -> Option<u64> {
 
 /// Returns how many bytes `RLIMIT_AS` leaves, if it is set.
 fn address_space() -> Option<u64> {
-    let limit = getrlimit(Resource::As).current?;
+    let limit = process_limits::address_space()?;
     let text = fs::read_to_string("/proc/self/statm").ok()?;
     let pages: u64 = text.split_ascii_whitespace().next()?.parse().ok()?;
     Some(limit.saturating_sub(pages.saturating_mul(rustix::param::page_size() as u64)))

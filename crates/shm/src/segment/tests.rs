@@ -1,4 +1,3 @@
-use std::os::fd::AsRawFd;
 use std::process::Command;
 use std::sync::Arc;
 
@@ -25,7 +24,7 @@ fn attach_again(segment: &SharedSegment) -> Result<SharedSegment, SegmentError> 
 #[test]
 fn two_mappings_are_one_memory() {
     let made = SharedSegment::create(&request(10_000)).expect("create");
-    let opened = open_fd_of(std::process::id(), made.fd().as_raw_fd()).expect("open");
+    let opened = made.fd().try_clone_to_owned().expect("open");
     let attached = SharedSegment::attach(opened).expect("attach");
     assert_eq!(
         (attached.len(), attached.pages()),
@@ -141,7 +140,7 @@ fn in_own_process(test: &str) {
 #[test]
 fn an_attacher_cannot_make_the_owners_access_fail() {
     let ours = SharedSegment::create(&request(3 * 4096)).expect("memory");
-    let fd = open_fd_of(std::process::id(), ours.fd().as_raw_fd()).expect("our own");
+    let fd = ours.fd().try_clone_to_owned().expect("our own");
     let (ours, len) = (
         View::from(Arc::new(ours)),
         fstat(&fd).expect("open").st_size,

@@ -27,16 +27,16 @@ fn bounded(f: impl Fn() + Sync + Send + 'static) {
 fn row() -> SenderRow {
     SenderRow {
         life: AtomicU64::new(0),
-        start_time: AtomicU64::new(0),
+        process_generation: AtomicU64::new(0),
         executing: AtomicU64::new(0),
         completing: AtomicU64::new(0),
     }
 }
 
-/// Makes process `pid` a sender whose start time is ten times its pid.
-fn become_sender(row: &SenderRow, pid: u32) -> Option<SenderLife> {
-    let claimed = row.claim(pid)?;
-    row.publish_owner(u64::from(pid) * 10);
+/// Makes the process in `slot` a sender whose generation is ten times its slot.
+fn become_sender(row: &SenderRow, slot: u32) -> Option<SenderLife> {
+    let claimed = row.claim(slot)?;
+    row.publish_owner(u64::from(slot) * 10);
     row.activate(claimed)
 }
 
@@ -96,13 +96,17 @@ fn loom_a_row_is_asked_for_the_process_that_has_it() {
         };
         let life = row.life();
         if life.state() == SenderState::Live
-            && let Some(started) = row.start_time_of(life)
+            && let Some(process) = row.process_of(life)
         {
-            assert_eq!(started, u64::from(life.pid()) * 10);
+            assert_eq!(process.generation, u64::from(life.slot()) * 10);
         }
         senders.join().unwrap();
         let life = row.life();
-        assert_eq!((life.pid(), row.start_time_of(life)), (2, Some(20)));
+        let process = ProcessId {
+            slot: 2,
+            generation: 20,
+        };
+        assert_eq!(row.process_of(life), Some(process));
     });
 }
 
@@ -247,7 +251,7 @@ fn loom_a_row_that_has_changed_hands_is_not_reclaimed() {
             })
         };
         let life = port.row.life();
-        if life.pid() == 1 && life.state() == SenderState::Live && dead.load(Ordering::Acquire) {
+        if life.slot() == 1 && life.state() == SenderState::Live && dead.load(Ordering::Acquire) {
             let posting = RefCell::new(posting);
             let port = &*port;
             assert!(!port.row.reclaim_dead(life, &PortDelivery { port, posting }));

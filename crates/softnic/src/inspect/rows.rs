@@ -5,13 +5,14 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed};
 use std::sync::atomic::fence;
 
 use headworks_shm::slot_queue::len_hint_at;
-use headworks_shm::{ProcessId, SharedSegment, ShmSafe};
+use headworks_shm::{DescriptorClient, SharedSegment, ShmSafe};
 use headworks_verbs::{QpState, QpType};
 
 use super::{
     CompletionQueueSnapshot, CountAndBytes, HostNames, PeerSnapshot, QueuePairSnapshot,
     SharedReceiveQueueSnapshot,
 };
+use crate::descriptors::DescriptorKind;
 use crate::device::key_of;
 use crate::table::{
     CqRow, CqSlot, LIMIT_REACHED, MAX_CQ, MAX_QP, MAX_REGION, MAX_SEGMENT, MAX_SRQ, NO_ROW, QpRow,
@@ -31,8 +32,13 @@ pub(super) struct Rows {
     pub(super) segments: CountAndBytes,
 }
 
-/// Reads the whole table of `process`.
-pub(super) fn read(table: &Table, process: ProcessId, names: &HostNames) -> Rows {
+/// Reads the whole table of a context. `client` is connected to its process.
+pub(super) fn read(
+    table: &Table,
+    client: &mut DescriptorClient,
+    incarnation: u64,
+    names: &HostNames,
+) -> Rows {
     let mut rows = Rows::default();
     let mut lanes = HashMap::new();
     for row in (0..MAX_QP).map(|slot| table.qp(slot)) {
@@ -45,7 +51,8 @@ pub(super) fn read(table: &Table, process: ProcessId, names: &HostNames) -> Rows
     }
     let mut segments = Segments {
         table,
-        process,
+        client,
+        incarnation,
         held: HashMap::new(),
     };
     for id in 0..MAX_CQ as u32 {
@@ -132,7 +139,7 @@ fn completion_queue(
     let read = CompletionQueueSnapshot {
         id,
         depth: capacity as u64,
-        has_channel: row.channel_fd.load(Relaxed) != 0,
+        has_channel: row.channel_number.load(Relaxed) != 0,
         armed: row.armed.is_armed(),
         counters: row.counters(in_lane.saturating_add(queued)),
     };
@@ -165,7 +172,8 @@ fn shared_receive_queue(
 /// The segments of a process, mapped when needed.
 struct Segments<'a> {
     table: &'a Table,
-    process: ProcessId,
+    client: &'a mut DescriptorClient,
+    incarnation: u64,
     held: HashMap<(u32, u32), Option<SharedSegment>>,
 }
 
@@ -177,18 +185,14 @@ impl Segments<'_> {
         if self.held.len() >= SEGMENTS_HELD {
             self.held.clear();
         }
-        let (table, process) = (self.table, self.process);
         let segment = self.held.entry((row, generation)).or_insert_with(|| {
-            let life = || table.segment(row).life.load(Acquire);
-            let current = || life() >> 32 == u64::from(generation);
-            let fd = i32::try_from((life() & 0xffff_ffff).checked_sub(1)?).ok()?;
-            if !current() {
+            if self.table.segment(row).life.load(Acquire) >> 32 != u64::from(generation) {
                 return None;
             }
-            let fd = process.open_fd_read_only(fd).ok()?;
-            let segment = SharedSegment::attach_read_only(fd).ok()?;
-            // The descriptor's number may name something else by now.
-            current().then_some(segment)
+            let kind = DescriptorKind::Segment { row, generation };
+            let found = self.client.descriptors(self.incarnation, kind.into());
+            let fd = found.ok()??.into_iter().next()?;
+            SharedSegment::attach_read_only(fd).ok()
         });
         let len = segment
             .as_ref()

@@ -1,6 +1,7 @@
-use std::sync::Arc;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Weak};
 
-use headworks_shm::{HostKey, ProcessId, Registry};
+use headworks_shm::{DescriptorRequest, DescriptorSource, HostKey, Registry};
 use headworks_verbs::{CqInit, Device};
 
 use super::*;
@@ -36,10 +37,12 @@ fn hosts_processes_and_objects_are_seen() {
         .map(|c| (&*c.host, c.index))
         .collect();
     assert_eq!(hosts, [("h1", 0), ("h1", 1), ("h2", 0)]);
-    let us = ProcessId::current().unwrap();
+    let us = dir.join().unwrap().id();
+    let record = dir.process_record(us).unwrap().unwrap();
     for context in &snapshot.contexts {
-        assert_eq!((context.pid, context.start_time), (us.pid, us.start_time));
-        assert_eq!(Some(&context.command), us.command().unwrap().as_ref());
+        assert_eq!((context.pid, context.process), (std::process::id(), us));
+        assert_eq!(context.command, record.command());
+        assert!(!context.command.is_empty());
         assert!(context.queue_pairs.is_empty());
     }
     let queues = &look(&dir, Some("h2")).unwrap().contexts[0].completion_queues;
@@ -52,36 +55,42 @@ fn hosts_processes_and_objects_are_seen() {
 }
 
 #[test]
-fn the_dead_are_left_out_and_others_versions_named() {
+fn those_that_leave_are_left_out_and_others_versions_named() {
     let (_folder, dir) = registry();
-    let us = ProcessId::current().unwrap();
-    let record = |process, layout_version, segment_fd, incarnation| ContextRecord {
-        process,
+    let member = dir.join().unwrap();
+    let odd: Arc<OddSource> = Arc::new(OddSource);
+    let weak: Weak<OddSource> = Arc::downgrade(&odd);
+    member.serve(3, weak).unwrap();
+    let record = |layout_version, incarnation| ContextRecord {
+        process: member.id(),
         layout_version,
-        segment_fd,
-        wake_fd: 0,
         incarnation,
         host_name: "h1".to_owned(),
     };
-    let other_start = ProcessId {
-        start_time: us.start_time + 1,
-        ..us
-    };
-    // The first process has since been replaced by another, the second record has another layout version, the
-    // third names no table.
+    // The first hands out nothing, the second has another layout version, the third hands out no table.
     let claims = [
-        record(other_start, LAYOUT_VERSION, 0, 1),
-        record(us, LAYOUT_VERSION + 1, 0, 2),
-        record(us, LAYOUT_VERSION, i32::MAX, 3),
+        record(LAYOUT_VERSION, 1),
+        record(LAYOUT_VERSION + 1, 2),
+        record(LAYOUT_VERSION, 3),
     ]
-    .map(|record| dir.claim_context(HostKey(1), &record).unwrap());
+    .map(|record| dir.claim_context(HostKey(1), &member, &record).unwrap());
     let snapshot = look(&dir, None).unwrap();
     assert!(snapshot.contexts.is_empty());
     let why: Vec<_> = snapshot.unreadable.iter().map(|u| &*u.why).collect();
     assert_eq!(why.len(), 2, "{why:?}");
     assert!(why[0].contains("this program reads version"), "{why:?}");
-    assert!(why[1].starts_with("opening its table"), "{why:?}");
+    assert!(why[1].starts_with("attaching its table"), "{why:?}");
     drop(claims);
+}
+
+/// Hands out a file that is no table.
+struct OddSource;
+
+impl DescriptorSource for OddSource {
+    fn descriptors(&self, _: DescriptorRequest) -> std::io::Result<Option<Vec<OwnedFd>>> {
+        let file = std::fs::File::open("/dev/null")?;
+        Ok(Some(vec![file.into()]))
+    }
 }
 
 #[test]
@@ -142,7 +151,6 @@ pub(crate) fn scribble(table: &Table, word: u64) {
         table.region(row).key.store(word, Relaxed);
         table.region(row).len.store(word, Relaxed);
     }
-    // Descriptors are left alone: they belong to this process, which must close them itself.
     for row in 0..crate::table::MAX_SEGMENT as u32 {
         table.segment(row).len.store(word, Relaxed);
     }

@@ -4,7 +4,7 @@ use super::datagrams::{DatagramQp, dead_process, hand_over, pair, srq_of};
 use super::*;
 
 /// Has the sender of datagrams to `b` take a receive, kills it, and has the owner undo that.
-fn kill_with_a_receive_in_hand(b: &DatagramQp) {
+fn kill_with_a_receive_in_hand(fabric: &Fabric, b: &DatagramQp) {
     const WHO: u16 = 0x4000;
     let row = b.sender();
     row.executing.fetch_add(1, Ordering::Relaxed);
@@ -13,7 +13,7 @@ fn kill_with_a_receive_in_hand(b: &DatagramQp) {
     let remote_qp = crate::qp::RemoteQp::to_datagrams(&b.device.context.own, qpn).unwrap();
     let taken = remote_qp.receives.slots.claim_pop(WHO).unwrap();
     assert!(taken.is_some());
-    hand_over(row, dead_process());
+    hand_over(row, dead_process(fabric));
     b.clean_up();
 }
 
@@ -23,7 +23,7 @@ fn a_receive_that_came_back_takes_room_as_before() {
     let (mut a, mut b, to) = pair(&fabric);
     assert_eq!(a.send(to, b"x").status, Status::Success);
     b.receive(0, 100);
-    kill_with_a_receive_in_hand(&b);
+    kill_with_a_receive_in_hand(&fabric, &b);
     let sges = [b.region.sge(0, 100)];
     let sges = &sges[..];
     let mut post = |wr_id| b.qp.post_recv(&[RecvWr { wr_id, sges }]).is_ok();
@@ -53,7 +53,7 @@ fn a_receive_of_an_srq_comes_back_and_takes_no_more_room() {
         srq.post_recv(&[RecvWr { wr_id, sges: &sges }])
     };
     (1..=2).for_each(|wr_id| post(wr_id).unwrap());
-    kill_with_a_receive_in_hand(&b);
+    kill_with_a_receive_in_hand(&fabric, &b);
     // The SRQ has room for four.
     (3..=4).for_each(|wr_id| post(wr_id).unwrap());
     assert!(post(5).is_err());

@@ -1,8 +1,6 @@
 //! Datagrams, with the device's internals: sender rows, what dead and stopped senders leave, caches.
 
-use std::process::Command;
-
-use headworks_shm::SenderRow;
+use headworks_shm::{ProcessId, SenderRow};
 use headworks_verbs::bringup::bring_up_ud;
 use headworks_verbs::{AhInit, AhKey, Destination, GRH_BYTES, Grh, PostErrorKind};
 
@@ -125,21 +123,19 @@ pub(super) fn pair(fabric: &Fabric) -> (DatagramQp, DatagramQp, Destination) {
     (a, b, to)
 }
 
-/// Returns a process that has ended.
-pub(super) fn dead_process() -> ProcessId {
-    let mut child = Command::new("sleep").arg("1000").spawn().unwrap();
-    let process = ProcessId::of_pid(child.id()).unwrap();
-    child.kill().unwrap();
-    child.wait().unwrap();
-    process
+/// Returns a process that has left the registry.
+pub(super) fn dead_process(fabric: &Fabric) -> ProcessId {
+    let registry = Registry::open_at(fabric.dir.path()).unwrap();
+    registry.join().unwrap().id()
 }
 
 /// Makes the sender in `row` look as if it belonged to `process`.
 pub(super) fn hand_over(row: &SenderRow, process: ProcessId) {
-    row.start_time.store(process.start_time, Ordering::Relaxed);
+    row.process_generation
+        .store(process.generation, Ordering::Relaxed);
     let life = row.life.load(Ordering::Relaxed) & 0xffff_ffff;
     row.life
-        .store(u64::from(process.pid) << 32 | life, Ordering::Release);
+        .store(u64::from(process.slot) << 32 | life, Ordering::Release);
 }
 
 #[test]
@@ -573,7 +569,7 @@ fn kill(at: KillPoint) -> Vec<(u64, Status)> {
             queue.finish(pop);
         }
     }
-    hand_over(row, dead_process());
+    hand_over(row, dead_process(&fabric));
     b.clean_up();
     assert_eq!(row.life.load(Ordering::Relaxed) & 0xff, 0);
     // Other senders go on.
@@ -620,7 +616,7 @@ fn an_ending_queue_pair_reclaims_a_killed_senders_receives() {
     let remote_qp =
         crate::qp::RemoteQp::to_datagrams(&b.device.context.own, b.qp.qpn().raw()).unwrap();
     let _ = remote_qp.receives.slots.claim_pop(0x4000).unwrap().unwrap();
-    hand_over(b.sender(), dead_process());
+    hand_over(b.sender(), dead_process(&fabric));
     b.qp.modify(&QpAttr::to_state(QpState::Error)).unwrap();
     let ended = b.completed();
     assert_eq!((ended.wr_id, ended.status), (1, Status::Flushed));
@@ -633,8 +629,8 @@ fn a_row_that_a_killed_process_was_about_to_take_is_free_again() {
     let fabric = Fabric::new();
     let (mut a, b, to) = pair(&fabric);
     assert_eq!(a.send(to, b"x").status, Status::Success);
-    let pid = u64::from(dead_process().pid);
-    b.sender().life.store(pid << 32 | 0x301, Ordering::Release);
+    let slot = u64::from(dead_process(&fabric).slot);
+    b.sender().life.store(slot << 32 | 0x301, Ordering::Release);
     b.clean_up();
     assert_eq!(b.sender().life.load(Ordering::Relaxed), 0x300);
 }
@@ -644,7 +640,8 @@ fn a_row_being_claimed_is_left_to_its_claimant() {
     let fabric = Fabric::new();
     let (mut a, b, to) = pair(&fabric);
     assert_eq!(a.send(to, b"x").status, Status::Success);
-    let claiming = u64::from(std::process::id()) << 32 | 0x301;
+    let us = fabric.dir.join().unwrap().id();
+    let claiming = u64::from(us.slot) << 32 | 0x301;
     b.sender().life.store(claiming, Ordering::Release);
     b.clean_up();
     assert_eq!(b.sender().life.load(Ordering::Relaxed), claiming);

@@ -2,9 +2,8 @@
 
 use std::sync::atomic::AtomicBool;
 
-use headworks_shm::WakePipe;
-
 use super::*;
+use crate::descriptors::ContextDescriptors;
 use crate::peer::Peer;
 use crate::table::{MAX_SEGMENT, RecvSlot, RegionRow};
 
@@ -65,12 +64,13 @@ fn a_segment_has_one_number() {
     assert_eq!(ours.write_to(&theirs.region), Status::RemoteAccess);
 }
 
-/// A dying process has closed the descriptors that its table names, and is not dead yet.
+/// A dying process does not hand out the segments that its table shows, and is not dead yet.
 #[test]
-fn descriptors_closed_by_a_dying_peer_cause_no_refusal() {
+fn segments_that_a_dying_peer_does_not_hand_out_cause_no_refusal() {
     let fabric = Fabric::new();
     let [mut ours, mut theirs] = fabric.pair();
     let context = theirs.device.context.clone();
+    let (member, incarnation) = (fabric.dir.join().unwrap(), context.own.incarnation);
     for op in [SendOp::Write, SendOp::Read, |_| SendOp::Send] {
         // Long enough for a segment of its own, which is not attached here.
         let buffer: Arc<dyn Buffer> = theirs.device.alloc(&AllocRequest::of(512 << 10)).unwrap();
@@ -81,13 +81,8 @@ fn descriptors_closed_by_a_dying_peer_cause_no_refusal() {
             let sges = &sges[..];
             theirs.qp.post_recv(&[RecvWr { wr_id: 1, sges }]).unwrap();
         }
-        let segment = context.table.region(there.rkey());
-        let segment = context
-            .table
-            .segment(segment.segment.load(Ordering::Relaxed));
-        let life = segment.life.load(Ordering::Relaxed);
-        let closed = life & !0xffff_ffff | (1 << 30);
-        segment.life.store(closed, Ordering::Release);
+        let nothing: Weak<ContextDescriptors> = Weak::new();
+        member.serve(incarnation, nothing).unwrap();
         ours.post(op);
         for _ in 0..100 {
             let polled = ours.cq.poll(&mut [Completion::default()]);
@@ -95,7 +90,8 @@ fn descriptors_closed_by_a_dying_peer_cause_no_refusal() {
         }
         assert_eq!(theirs.qp.state(), QpState::Rts);
         // The process was not dying after all.
-        segment.life.store(life, Ordering::Release);
+        let source: Weak<ContextDescriptors> = Arc::downgrade(context.descriptors());
+        member.serve(incarnation, source).unwrap();
         assert_eq!(ours.completed().status, Status::Success);
     }
 }
@@ -105,14 +101,17 @@ fn a_cq_that_names_another_channel_each_time_holds_one_pipe() {
     let fabric = Fabric::new();
     let [ours, theirs] = fabric.pair();
     let peer = peer_of(&ours, &theirs);
-    let pipe = WakePipe::new().unwrap();
     let row = theirs.cq.id().0;
     let life = peer.table.cq(row).life.load(Ordering::Relaxed);
-    for number in 1..20 {
-        let opened = peer.channel(number, pipe.write_fd_number(), (row, life));
+    let channels: Vec<_> = (0..20)
+        .map(|_| theirs.device.create_channel().unwrap())
+        .collect();
+    for number in 1..=channels.len() as u32 {
+        let opened = peer.channel(number, (row, life));
         assert!(opened.is_some());
         assert_eq!(peer.channels_held(), 1, "after {number} channels");
     }
+    assert!(peer.channel(1000, (row, life)).is_none(), "no such channel");
 }
 
 #[test]

@@ -2,10 +2,11 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use headworks_shm::SharedSegment;
+use headworks_shm::{DescriptorClient, SharedSegment};
 
 use super::child::PeerTestProcess;
 use super::*;
+use crate::descriptors::DescriptorKind;
 use crate::inspect::{RegistrySnapshot, look};
 use crate::table::{MAX_CQ, MAX_QP, Table};
 
@@ -59,8 +60,11 @@ fn a_process_that_writes_anything_to_its_rows_is_only_strange() {
     let mut other = PeerTestProcess::start(&fabric, "h2");
     let (host, _, _) = fabric.dir.list_contexts().unwrap()[0];
     let record = fabric.dir.lookup_context(host, 0).unwrap().unwrap();
-    let fd = record.process.open_fd(record.segment_fd).unwrap();
-    let segment = SharedSegment::attach(fd).unwrap();
+    let client = DescriptorClient::connect(&fabric.dir, record.process);
+    let mut client = client.unwrap().unwrap();
+    let found = client.descriptors(record.incarnation, DescriptorKind::Table.into());
+    let table = found.unwrap().unwrap().swap_remove(0);
+    let segment = SharedSegment::attach(table).unwrap();
     let table = Table::new(Arc::new(segment)).unwrap();
     let bounded = |snapshot: &RegistrySnapshot| {
         for context in &snapshot.contexts {

@@ -35,6 +35,7 @@ pub(super) fn serve(device: &str, address: SocketAddr, socket: PathBuf) -> Resul
         socket,
         is_for_all: false,
         metrics: Some(MetricsAt::Path(metrics)),
+        registry: None,
         drain: headworks::verbs::Duration::ZERO,
         daemon: DaemonLimits::default(),
     };

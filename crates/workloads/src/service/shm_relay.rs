@@ -9,7 +9,7 @@ use std::time::Duration;
 use headworks::net::clock;
 use headworks::net::{SpinMode, Waiter};
 use headworks::verbs;
-use headworks_baselines::{BareReceiver, BareSegment, BareSender};
+use headworks_baselines::{BareOffer, BareReceiver, BareSegment, BareSender};
 use serde::{Deserialize, Serialize};
 
 use super::control::ControlledChild;
@@ -23,14 +23,11 @@ const RINGS: usize = 2 * (HOPS - 1);
 /// Slots of a ring. Only one message is in flight at a time.
 const SLOTS: usize = 4;
 
-/// A ring of another process: process id and file descriptor.
-type Offer = (u32, i32);
-
 /// A process in the chain.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct RelayHop {
     /// Pairs of rings: the process takes messages from the first and forwards them to the second.
-    rings: Vec<(Offer, Offer)>,
+    rings: Vec<(BareOffer, BareOffer)>,
     /// Bytes of a message.
     size: usize,
     /// Set for the first process of the chain: nanoseconds of warm-up and of measurement.
@@ -53,7 +50,7 @@ impl RelayHop {
     /// Forwards messages until the process is killed. The first process of the chain measures instead.
     pub(super) fn run(&self) -> Result<f64> {
         let slot = self.size.next_multiple_of(64);
-        let join = |(pid, fd)| BareSegment::join(pid, fd, SLOTS, slot).map_err(failed("bare ring"));
+        let join = |offer| BareSegment::join(offer, SLOTS, slot).map_err(failed("bare ring"));
         let mut pairs = Vec::new();
         for (from, to) in &self.rings {
             let to = BareSender::new(join(*to)?, 1, 1).map_err(failed("bare ring"))?;
@@ -98,8 +95,10 @@ pub fn measure(
 ) -> Result<f64> {
     let create = |_| BareSegment::create(SLOTS, size.next_multiple_of(64));
     let rings: Result<Vec<_>, _> = (0..RINGS).map(create).collect();
-    let rings = rings.map_err(failed("bare ring"))?;
-    let offers: Vec<Offer> = rings.iter().map(|(ring, _)| ring.offer()).collect();
+    let mut rings = rings.map_err(failed("bare ring"))?;
+    let offers = rings.iter_mut().map(|(ring, _)| ring.offer());
+    let offers: Result<Vec<BareOffer>, _> = offers.collect();
+    let offers = offers.map_err(failed("bare ring"))?;
     let mut links = Vec::new();
     // The measuring process starts last, when the others are there.
     for at in (0..HOPS).rev() {

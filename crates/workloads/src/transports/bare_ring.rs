@@ -39,9 +39,9 @@ impl Connect for BareConnect {
         let (quarter, eighth) = ((slots / 4).max(1) as u64, (slots / 8).max(1));
         let both = self.job.is_two_way();
         if self.inward.is_none() && (both || self.role == Role::Receiver) {
-            let (segment, _) = BareSegment::create(slots, slot).map_err(failed)?;
-            let (pid, fd) = segment.offer();
-            cx.send_mail(&[pid.to_le_bytes(), fd.to_le_bytes()].concat())?;
+            let (mut segment, _) = BareSegment::create(slots, slot).map_err(failed)?;
+            let offer = segment.offer().map_err(failed)?;
+            cx.send_mail(&serde_json::to_vec(&offer).map_err(failed)?)?;
             self.inward = Some(segment);
         }
         let mut sender = None;
@@ -49,11 +49,8 @@ impl Connect for BareConnect {
             let Some(mail) = cx.receive_mail() else {
                 return Ok(None);
             };
-            let ([pid, fd], []) = mail.as_chunks::<4>() else {
-                return Err(failed("no descriptor in the mail"));
-            };
-            let (pid, fd) = (u32::from_le_bytes(*pid), i32::from_le_bytes(*fd));
-            let outward = BareSegment::join(pid, fd, slots, slot).map_err(failed)?;
+            let offer = serde_json::from_slice(&mail).map_err(failed)?;
+            let outward = BareSegment::join(offer, slots, slot).map_err(failed)?;
             sender = Some(BareSender::new(outward, quarter, eighth).map_err(failed)?);
         }
         let receiver = self.inward.take();

@@ -1,10 +1,12 @@
 //! The shared memory of this process's devices, as another process sees it that attaches the segments.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use headworks_shm::{SharedSegment, View, open_fd_of};
+use headworks_shm::{SharedSegment, View};
 use rustix::fs::fstat;
 
 use crate::input::Input;
@@ -20,12 +22,11 @@ impl SegmentSnapshot {
         let entries = std::fs::read_dir("/proc/self/fd").expect("our descriptors");
         for entry in entries.flatten() {
             let name = std::fs::read_link(entry.path()).unwrap_or_default();
-            let number = entry.file_name().to_string_lossy().parse();
-            let is_ours = name.to_string_lossy().starts_with("/memfd:headworks");
-            let (true, Ok(number)) = (is_ours, number) else {
+            if !name.to_string_lossy().starts_with("/memfd:headworks") {
                 continue;
-            };
-            let Ok(fd) = open_fd_of(std::process::id(), number) else {
+            }
+            let opened = File::options().read(true).write(true).open(entry.path());
+            let Ok(fd) = opened.map(OwnedFd::from) else {
                 continue;
             };
             let inode = fstat(&fd).expect("it is open").st_ino;

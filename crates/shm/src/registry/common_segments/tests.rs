@@ -36,7 +36,7 @@ fn inode(claim: &CommonSegmentClaim) -> u64 {
     fstat(claim.segment().fd()).expect("open").st_ino
 }
 
-/// Returns the names of the entries, without the lock file.
+/// Returns the names of the holders' entries.
 fn entries(registry: &Registry) -> Vec<String> {
     let names = fs::read_dir(registry.path()).expect("list");
     let names = names.map(|name| {
@@ -45,7 +45,7 @@ fn entries(registry: &Registry) -> Vec<String> {
             .into_string()
             .expect("ASCII")
     });
-    names.filter(|name| name != "lock").collect()
+    names.filter(|name| name.starts_with("s.")).collect()
 }
 
 /// Another process that executes orders and answers each with a line.
@@ -185,16 +185,17 @@ fn observers_see_holders_and_segment_contents() {
     let keys: Vec<_> = commons.iter().map(|(key, _)| &key[..]).collect();
     assert_eq!(keys, ["a.1", "b"]);
     let record = &commons[0].1;
-    let us = ProcessId::current().expect("stat");
+    let us = claim.member().id();
     assert_eq!(
         (record.process, record.layout_version, record.len),
         (us, VERSION, LEN as u64)
     );
-    let seen = record.attach_read_only().expect("attached").expect("held");
+    let attach = || registry.attach_common_segment_read_only(record);
+    let seen = attach().expect("attached").expect("held");
     assert_eq!(word(&Arc::new(seen)).load(Relaxed), 7);
     assert_eq!(entries(&registry), before);
     drop(claim);
-    assert!(record.attach_read_only().expect("nothing failed").is_none());
+    assert!(attach().expect("nothing failed").is_none());
 }
 
 #[test]
@@ -256,8 +257,10 @@ fn another_length_or_version_is_refused_in_one_line() {
             .claim_common_segment("nic.0", len, version)
             .expect_err("unlike");
         assert!(matches!(error, RegistryError::Unlike { .. }), "{error}");
-        let line = format!("the common segment nic.0 of process {pid} has {what}");
-        assert_eq!(error.to_string(), line);
+        let line = error.to_string();
+        let begins = format!("the common segment nic.0 of process {pid} (");
+        assert!(line.starts_with(&begins), "{line}");
+        assert!(line.ends_with(&format!(") has {what}")), "{line}");
     }
     assert_eq!(entries(&registry).len(), 1);
     assert!(!hold(&registry, "nic.0").is_first());
@@ -334,33 +337,54 @@ fn a_process_that_runs_another_program_now_holds_nothing() {
     let (_, record) = registry.common_segments().expect("list").remove(0);
     holder.order("exec");
     let limit = Instant::now() + Duration::from_secs(60);
-    while record.attach_read_only().expect("nothing failed").is_some() {
-        assert!(Instant::now() < limit, "it still has the descriptor");
+    let attach = || registry.attach_common_segment_read_only(&record);
+    // The new program has closed everything, in any order, once it runs.
+    while attach().expect("nothing failed").is_some() || registry.is_alive(record.process) {
+        assert!(Instant::now() < limit, "it still hands it out");
         thread::yield_now();
     }
-    assert!(record.process.is_alive());
     assert!(hold(&registry, "nic.0").is_first());
     assert!(!registry.path().exists());
 }
 
 #[test]
-fn a_descriptor_that_was_taken_over_by_another_file_is_nobodys() {
+fn an_entry_that_leads_to_another_segment_or_to_none_is_nobodys() {
     let (_parent, registry) = new_registry();
-    let (a, b) = (hold(&registry, "a"), hold(&registry, "b"));
-    let (socket, _peer) = std::os::unix::net::UnixStream::pair().expect("sockets");
-    for fd in [b.segment().fd().as_raw_fd(), socket.as_raw_fd()] {
+    let (a, _b) = (hold(&registry, "a"), hold(&registry, "b"));
+    let of_b = registry.common_segments().expect("list").remove(1).1.object;
+    for object in [of_b, of_b + 1] {
         let (_, mut record) = registry.common_segments().expect("list").remove(0);
         assert_eq!(record.inode, inode(&a));
-        record.segment_fd = fd;
+        record.object = object;
         let left = registry.path().join(&a.entry.name);
         let right = fs::read(&left).expect("entry");
         fs::write(&left, record.to_bytes()).expect("write");
-        assert!(record.attach_read_only().expect("nothing failed").is_none());
+        let attached = registry.attach_common_segment_read_only(&record);
+        assert!(attached.expect("nothing failed").is_none());
         assert!(hold(&registry, "a").is_first());
         assert!(!left.exists());
         fs::write(&left, right).expect("write");
     }
     assert!(!hold(&registry, "a").is_first());
+}
+
+#[test]
+fn a_stopped_holder_is_waited_for_as_long_as_the_limit_and_keeps_its_entry() {
+    let (_parent, registry) = new_registry();
+    let mut holder = Holder::start(&registry);
+    assert_eq!(holder.ask("hold"), "first");
+    let pid = rustix::process::Pid::from_child(&holder.process);
+    rustix::process::kill_process(pid, rustix::process::Signal::STOP).expect("signals");
+    let error = registry
+        .claim_common_segment("nic.0", LEN, VERSION)
+        .expect_err("stopped");
+    assert!(matches!(error, RegistryError::Unanswered { .. }), "{error}");
+    let line = error.to_string();
+    assert!(line.contains("is it stopped?") && line.contains(&holder.process.id().to_string()));
+    assert_eq!(entries(&registry).len(), 1);
+    rustix::process::kill_process(pid, rustix::process::Signal::CONT).expect("signals");
+    assert!(!hold(&registry, "nic.0").is_first());
+    holder.kill();
 }
 
 #[test]
@@ -379,9 +403,9 @@ fn an_unreadable_entry_is_refused_or_removed_if_ownerless() {
     };
     refused(|error| matches!(error, RegistryError::Malformed { .. }));
     let mut newer = good.clone();
-    newer[4] = 2;
+    newer[4] = 3;
     fs::write(&file, &newer).expect("write");
-    refused(|error| matches!(error, RegistryError::Layout { found: 2, .. }));
+    refused(|error| matches!(error, RegistryError::Layout { found: 3, .. }));
     // One readable entry gives access to the memory, in whatever order the entries are read.
     let beside = |number| registry.path().join(file_name("a", 1, number));
     for number in 0..20 {
@@ -397,7 +421,7 @@ fn an_unreadable_entry_is_refused_or_removed_if_ownerless() {
         fs::write(beside(number), "").expect("write");
     }
     assert!(hold(&registry, "a").is_first());
-    assert!(!registry.path().exists());
+    assert!(entries(&registry).is_empty());
 }
 
 #[test]

@@ -1,0 +1,191 @@
+//! Processes in the environments that containers make: namespaces of their own, no `/proc`, system calls that
+//! are forbidden, little shared memory. Each environment meets a plain one, and another like itself. Every process
+//! has forked a child that lives longer, and every death must be noticed all the same.
+//!
+//! The outcomes are the table of `docs/containers.md`, which `HEADWORKS_WRITE=1` writes.
+
+#[path = "roles.rs"]
+mod roles;
+#[path = "sandbox.rs"]
+mod sandbox;
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::path::Path;
+use std::time::Duration;
+
+use roles::Role;
+use sandbox::{Environment, Place, SandboxedProcess};
+
+/// How long a process has to take its next step.
+const LIMIT: Duration = Duration::from_secs(60);
+/// How long a death may go unnoticed.
+const NOTICE: Duration = Duration::from_secs(1);
+
+/// What is tried in each environment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Trial {
+    Pipe,
+    Ring,
+    Application,
+    TwoDaemons,
+}
+
+impl Trial {
+    const ALL: [Self; 4] = [Self::Pipe, Self::Ring, Self::Application, Self::TwoDaemons];
+
+    fn title(self) -> &'static str {
+        match self {
+            Self::Pipe => "pipe",
+            Self::Ring => "ring",
+            Self::Application => "daemon and application",
+            Self::TwoDaemons => "two daemons",
+        }
+    }
+}
+
+/// The end of a trial.
+type Outcome = Result<(), String>;
+
+/// Runs a trial with the first process in `one` and the second in `other`.
+fn run(trial: Trial, one: &Environment, other: &Environment) -> Outcome {
+    let place = Place::new();
+    match trial {
+        Trial::Pipe => {
+            let listener = place.start(one, Role::PipeListen)?;
+            let connector = place.start(other, Role::PipeConnect)?;
+            expect_all(vec![connector, listener])
+        }
+        Trial::Ring => {
+            let mut receiver = place.start(one, Role::RingReceive)?;
+            receiver.expect("ready")?;
+            let mut sender = place.start(other, Role::RingSend)?;
+            sender.expect("ok")?;
+            receiver.expect("ok")?;
+            notices(&mut sender, &mut receiver)
+        }
+        Trial::Application => {
+            let mut daemon = place.start(one, Role::Daemon(1))?;
+            daemon.expect("ready")?;
+            let mut listener = place.start(other, Role::AppListen(1))?;
+            listener.expect("ready")?;
+            let mut connector = place.start(other, Role::AppConnect(1, 1))?;
+            connector.expect("ok")?;
+            listener.expect("ok")?;
+            notices(&mut connector, &mut listener)
+        }
+        Trial::TwoDaemons => {
+            let mut daemons = vec![
+                place.start(one, Role::Daemon(1))?,
+                place.start(other, Role::Daemon(2))?,
+            ];
+            for daemon in &mut daemons {
+                daemon.expect("ready")?;
+            }
+            let mut listener = place.start(one, Role::AppListen(1))?;
+            listener.expect("ready")?;
+            let mut connector = place.start(other, Role::AppConnect(2, 1))?;
+            connector.expect("ok")?;
+            listener.expect("ok")?;
+            notices(&mut connector, &mut listener)
+        }
+    }
+}
+
+fn expect_all(mut processes: Vec<SandboxedProcess>) -> Outcome {
+    processes
+        .iter_mut()
+        .try_for_each(|process| process.expect("ok"))
+}
+
+/// Kills `victim`, whose forked child lives on, and checks that `survivor` notices.
+fn notices(survivor: &mut SandboxedProcess, victim: &mut SandboxedProcess) -> Outcome {
+    let killed = victim.kill_role();
+    survivor.expect("gone")?;
+    let took = killed.elapsed();
+    match took < NOTICE {
+        true => Ok(()),
+        false => Err(format!("the death was noticed after {took:?}")),
+    }
+}
+
+/// What a cell of the table says.
+fn cell(outcome: &Outcome) -> String {
+    match outcome {
+        Ok(()) => "works".to_owned(),
+        Err(why) => format!("refused: {}", why.replace('|', "\\|")),
+    }
+}
+
+/// The rows by environment: a cell for each trial beside a plain process, and beside one like itself.
+fn table(rows: &BTreeMap<usize, Vec<[String; 2]>>) -> String {
+    let mut text = String::from("| environment |");
+    for trial in Trial::ALL {
+        let _ = write!(text, " {} |", trial.title());
+    }
+    text.push_str("\n|---|---|---|---|---|\n");
+    for (row, cells) in rows {
+        let _ = write!(text, "| {} |", sandbox::ALL[*row].title);
+        for [mixed, alike] in cells {
+            match mixed == alike {
+                true => {
+                    let _ = write!(text, " {mixed} |");
+                }
+                false => {
+                    let _ = write!(text, " {mixed}; two alike: {alike} |");
+                }
+            }
+        }
+        text.push('\n');
+    }
+    text
+}
+
+const BEGIN: &str = "<!-- environments: begin -->\n";
+const END: &str = "<!-- environments: end -->\n";
+
+#[test]
+fn processes_work_or_are_refused_in_words_in_every_environment() {
+    let plain = &sandbox::ALL[0];
+    let mut rows = BTreeMap::new();
+    for (row, environment) in sandbox::ALL.iter().enumerate() {
+        if let Err(why) = environment.check() {
+            println!("skipped: {}: {why}", environment.title);
+            let required = std::env::var("HEADWORKS_REQUIRE").unwrap_or_default();
+            let required = required.split(',').any(|word| word == "environments");
+            assert!(!required, "environments is required: {why}");
+            continue;
+        }
+        let cells = Trial::ALL.map(|trial| {
+            let mixed = run(trial, plain, environment);
+            let alike = run(trial, environment, environment);
+            println!(
+                "{}: {}: {mixed:?} {alike:?}",
+                environment.title,
+                trial.title()
+            );
+            [cell(&mixed), cell(&alike)]
+        });
+        rows.insert(row, cells.to_vec());
+    }
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/containers.md");
+    let text = std::fs::read_to_string(&page).expect("the page");
+    let begin = text.find(BEGIN).expect("the mark of the table") + BEGIN.len();
+    let end = text.find(END).expect("the mark of the table's end");
+    if std::env::var_os("HEADWORKS_WRITE").is_some() {
+        let written = format!("{}{}{}", &text[..begin], table(&rows), &text[end..]);
+        std::fs::write(&page, written).expect("written");
+        return;
+    }
+    // A environment that could not be made here keeps its line.
+    let committed: Vec<&str> = text[begin..end].lines().collect();
+    for line in table(&rows).lines().skip(2) {
+        assert!(committed.contains(&line), "not in the page: {line}");
+    }
+}
+
+#[test]
+#[ignore = "is the program of a process of another test"]
+fn role_process() {
+    roles::run();
+}

@@ -1,0 +1,301 @@
+//! Environments, and processes in them.
+
+use std::fs::{File, Permissions};
+use std::io::{BufRead, BufReader, Write};
+use std::net::TcpListener;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+use std::time::Instant;
+
+use rustix::fs::{CWD, Mode, mkfifoat};
+use rustix::process::{Pid, Signal, kill_process_group};
+
+use super::LIMIT;
+use super::roles::{self, Prepare, Role};
+
+/// What surrounds a process.
+pub(crate) struct Environment {
+    /// Its name in the table.
+    pub(crate) title: &'static str,
+    /// Program that makes it, with its arguments; none for the plain environment.
+    wrapper: &'static [&'static str],
+    /// Shell commands that run in the new namespaces before the program.
+    setup: &'static str,
+    /// What the program does to itself first.
+    prepare: Prepare,
+}
+
+const PID: &[&str] = &["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"];
+const USER: &[&str] = &[
+    "unshare",
+    "--user",
+    "--map-root-user",
+    "--pid",
+    "--fork",
+    "--kill-child",
+    "--mount-proc",
+];
+const CONTAINER: &[&str] = &[
+    "unshare",
+    "--pid",
+    "--fork",
+    "--kill-child",
+    "--mount-proc",
+    "--mount",
+    "--ipc",
+    "--uts",
+    "--net",
+    "--cgroup",
+];
+const MOUNT: &[&str] = &["unshare", "--mount"];
+
+const NOBODY: &[&str] = &[
+    "setpriv",
+    "--reuid=65534",
+    "--regid=65534",
+    "--clear-groups",
+];
+const NOBODY_IN_NAMESPACES: &[&str] = &[
+    "setpriv",
+    "--reuid=65534",
+    "--regid=65534",
+    "--clear-groups",
+    "unshare",
+    "--user",
+    "--map-root-user",
+    "--pid",
+    "--fork",
+    "--kill-child",
+    "--mount-proc",
+];
+
+/// All environments. The first is the plain one.
+pub(crate) const ALL: &[Environment] = &[
+    Environment {
+        title: "plain",
+        wrapper: &[],
+        setup: "",
+        prepare: Prepare::Nothing,
+    },
+    Environment {
+        title: "PID namespace",
+        wrapper: PID,
+        setup: "",
+        prepare: Prepare::Nothing,
+    },
+    Environment {
+        title: "user and PID namespaces",
+        wrapper: USER,
+        setup: "",
+        prepare: Prepare::Nothing,
+    },
+    Environment {
+        title: "PID, mount, IPC, network, host name and cgroup namespaces",
+        wrapper: CONTAINER,
+        setup: "ip link set lo up",
+        prepare: Prepare::Nothing,
+    },
+    Environment {
+        title: "no `/proc`",
+        wrapper: MOUNT,
+        setup: "mount -t tmpfs none /proc",
+        prepare: Prepare::Nothing,
+    },
+    Environment {
+        title: "`/proc` with hidepid",
+        wrapper: PID,
+        setup: "mount -t proc -o hidepid=2 proc /proc",
+        prepare: Prepare::Nothing,
+    },
+    Environment {
+        title: "not dumpable",
+        wrapper: &[],
+        setup: "",
+        prepare: Prepare::NotDumpable,
+    },
+    Environment {
+        title: "seccomp: Docker's default",
+        wrapper: &[],
+        setup: "",
+        prepare: Prepare::Forbid(roles::DOCKER),
+    },
+    Environment {
+        title: "seccomp: strict",
+        wrapper: &[],
+        setup: "",
+        prepare: Prepare::Forbid(roles::STRICT),
+    },
+    Environment {
+        title: "read-only root",
+        wrapper: MOUNT,
+        setup: "mount --bind \"$HEADWORKS_PLACE\" \"$HEADWORKS_PLACE\" && mount -o remount,bind,ro /",
+        prepare: Prepare::Nothing,
+    },
+    Environment {
+        title: "no `/dev/shm`",
+        wrapper: MOUNT,
+        setup: "mount -t tmpfs -o mode=0,ro none /dev/shm",
+        prepare: Prepare::Nothing,
+    },
+    Environment {
+        title: "64 MiB of `/dev/shm`",
+        wrapper: MOUNT,
+        setup: "mount -t tmpfs -o size=64m none /dev/shm",
+        prepare: Prepare::Nothing,
+    },
+    Environment {
+        title: "another user id",
+        wrapper: NOBODY,
+        setup: "",
+        prepare: Prepare::Nothing,
+    },
+    Environment {
+        title: "another user id, in user and PID namespaces",
+        wrapper: NOBODY_IN_NAMESPACES,
+        setup: "",
+        prepare: Prepare::Nothing,
+    },
+];
+
+impl Environment {
+    /// Checks that it can be made here.
+    pub(crate) fn check(&self) -> Result<(), String> {
+        let place = Place::new();
+        let made = self.command(&place, "true").output();
+        match made {
+            Ok(output) if output.status.success() => Ok(()),
+            Ok(output) => Err(String::from_utf8_lossy(&output.stderr).trim().to_owned()),
+            Err(error) => Err(error.to_string()),
+        }
+    }
+
+    /// Returns a command that runs `program`, a shell command, here. The shell stays when the program has ended, so
+    /// that a PID namespace lives as long as a forked child in it.
+    fn command(&self, place: &Place, program: &str) -> Command {
+        let mut shell = match self.wrapper {
+            [] => Command::new("sh"),
+            [wrapper, args @ ..] => {
+                let mut wrapper = Command::new(wrapper);
+                wrapper.args(args).arg("sh");
+                wrapper
+            }
+        };
+        let setup = match self.setup {
+            "" => "true",
+            setup => setup,
+        };
+        shell
+            .arg("-c")
+            .arg(format!("{setup} || exit 9; {program}"))
+            .env("HEADWORKS_PLACE", place.folder.path())
+            .env("HEADWORKS_FABRIC", place.folder.path().join("fabric"))
+            .env_remove("XDG_RUNTIME_DIR");
+        shell
+    }
+}
+
+/// A directory that all processes of a trial see, and the port of its daemons.
+pub(crate) struct Place {
+    folder: tempfile::TempDir,
+    port: u16,
+}
+
+impl Place {
+    pub(crate) fn new() -> Self {
+        let free = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr());
+        let folder = tempfile::tempdir().expect("a directory");
+        // Processes of other users make their own things in it.
+        let anybody = Permissions::from_mode(0o1777);
+        std::fs::set_permissions(folder.path(), anybody).expect("permissions");
+        Self {
+            folder,
+            port: free.expect("a free port").port(),
+        }
+    }
+
+    /// Starts a process.
+    pub(crate) fn start(
+        &self,
+        environment: &Environment,
+        role: Role,
+    ) -> Result<SandboxedProcess, String> {
+        let leash = roles::leash(self.folder.path(), role);
+        mkfifoat(CWD, &leash, Mode::RUSR | Mode::WUSR).expect("a pipe");
+        std::fs::set_permissions(&leash, Permissions::from_mode(0o666)).expect("permissions");
+        let leash = File::options().read(true).write(true).open(&leash);
+        let leash = leash.expect("the pipe");
+        let program = std::env::current_exe().expect("this program");
+        let role_line = format!(
+            "\"{}\" --exact --ignored --nocapture --test-threads=1 role_process; read -r _",
+            program.display()
+        );
+        let mut process = environment
+            .command(self, &role_line)
+            .env(roles::ROLE, role.encode())
+            .env(roles::PREPARE, environment.prepare.encode())
+            .env(roles::PORT, self.port.to_string())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::inherit())
+            .process_group(0)
+            .spawn()
+            .map_err(|error| error.to_string())?;
+        let (say, said) = channel();
+        let lines = BufReader::new(process.stdout.take().expect("piped"));
+        std::thread::spawn(move || {
+            for line in lines.lines().map_while(Result::ok) {
+                // The first line follows the test's name.
+                if let Some((_, line)) = line.split_once(roles::MARK)
+                    && say.send(line.to_owned()).is_err()
+                {
+                    return;
+                }
+            }
+        });
+        Ok(SandboxedProcess {
+            _leash: leash,
+            input: process.stdin.take().expect("piped"),
+            process,
+            said,
+            place: self.folder.path().display().to_string(),
+        })
+    }
+}
+
+/// A process in an environment. It ends with its forked child when this is dropped.
+pub(crate) struct SandboxedProcess {
+    process: Child,
+    input: ChildStdin,
+    said: Receiver<String>,
+    place: String,
+    /// The end of a pipe whose closing ends the forked child.
+    _leash: File,
+}
+
+impl SandboxedProcess {
+    /// Waits until the process says `word`. The error is what it says instead.
+    pub(crate) fn expect(&mut self, word: &str) -> Result<(), String> {
+        match self.said.recv_timeout(LIMIT) {
+            Ok(said) if said == word => Ok(()),
+            Ok(said) => Err(said.replace(&self.place, "…")),
+            Err(_) => Err(format!("hangs: waited for {word:?}")),
+        }
+    }
+
+    /// Has the process kill itself; its forked child lives on. Returns when.
+    pub(crate) fn kill_role(&mut self) -> Instant {
+        self.input.write_all(b"die\n").expect("it reads");
+        Instant::now()
+    }
+}
+
+impl Drop for SandboxedProcess {
+    fn drop(&mut self) {
+        // The shell, the role and its forked child. Those in a PID namespace end with its first process.
+        let group = Pid::from_child(&self.process);
+        let _ = kill_process_group(group, Signal::KILL);
+        let _ = self.process.wait();
+    }
+}
