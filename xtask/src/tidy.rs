@@ -39,6 +39,7 @@ const UNSAFE: &[&str] = &[
     "crates/ibverbs/src/raw/",
     "crates/net/src/qp_stream/region_copy.rs",
     "crates/net/src/signals.rs",
+    "crates/net/src/standard_streams.rs",
     "crates/ring/src/model.rs",
     "crates/ring/src/slot_array.rs",
     "crates/baselines/src/bare.rs",

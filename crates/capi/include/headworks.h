@@ -63,11 +63,12 @@ extern "C" {
 
 /* Flag of hw_connect(), hw_listen(), hw_accept() and hw_bind(): calls with the
  * new descriptor never wait. */
-#define HW_NONBLOCK 1
+#define HW_NONBLOCK SOCK_NONBLOCK
 /* Flag of calls that may wait: this call does not. */
-#define HW_DONTWAIT 2
+#define HW_DONTWAIT MSG_DONTWAIT
 /* Flag of hw_read() and hw_write(): only begin the operation. */
-#define HW_START 4
+#define HW_START 0x1000000
+/* No other flag is taken, of MSG_PEEK, MSG_OOB and the like none: EINVAL. */
 
 /* How bytes are carried (RaaS's FLAGS). ANY: the daemons decide. SEND: in
  * frames that are copied. WRITE: by RDMA WRITE, which costs the other host

@@ -26,12 +26,16 @@ use crate::library::{self, call};
 use crate::remote::{self, Copy, CopyDirection};
 use crate::{connection, raw, sockets};
 
-const NONBLOCK: c_int = 1;
-const DONTWAIT: c_int = 2;
-const START: c_int = 4;
+// The same as in sockets, so that a flag of sockets means that here, or is refused.
+const NONBLOCK: c_int = libc::SOCK_NONBLOCK;
+const DONTWAIT: c_int = libc::MSG_DONTWAIT;
+const START: c_int = 0x100_0000;
 
 /// The version, with a terminating zero.
 const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), "\0");
+
+/// Most connections that may wait to be accepted, where the caller asks for no number.
+const BACKLOG_MAX: u32 = 4096;
 
 /// Checks that no flags are set except those in `known`.
 fn only(flags: c_int, known: c_int) -> Result<(), Error> {
@@ -160,7 +164,8 @@ unsafe extern "C" fn hw_listen(
         only(flags, NONBLOCK)?;
         // SAFETY: see the module.
         let at = unsafe { raw::address(at, len) }?;
-        let backlog = u32::try_from(backlog).unwrap_or(0).max(1);
+        // As on Linux: less than 0 is the most, and 0 is one.
+        let backlog = u32::try_from(backlog).unwrap_or(BACKLOG_MAX).max(1);
         connection::listen(at, backlog, flags & NONBLOCK != 0)
     })
 }

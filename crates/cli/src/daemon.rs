@@ -1,7 +1,7 @@
 //! `headworks daemon`.
 
 use std::fs::File;
-use std::io::Read as _;
+use std::io::{ErrorKind, Read as _};
 use std::net::IpAddr;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -129,11 +129,13 @@ pub(crate) fn run(command: &Daemon, verbose: u8) -> anyhow::Result<()> {
     }
     // Installed early, so that a signal never ends the daemon half-way.
     let interrupt = Interrupt::install().map_err(exit_status::bad_input)?;
-    let notify = Notify::from_env().map_err(|error| {
-        exit_status::bad_input(format_args!(
-            "NOTIFY_SOCKET: {error}: no service manager listens there"
-        ))
-    })?;
+    let notify = Notify::from_env().unwrap_or_else(|error| {
+        // Perhaps inherited from a shell that a service manager started.
+        tracing::warn!(
+            "NOTIFY_SOCKET: {error}: no service manager listens there, and none is told"
+        );
+        None
+    });
     // Every failure to serve is bad input: a higher limit or another address, port or path remedies it.
     let device = chosen.open()?;
     chosen.shell.registry = match (headworks::registry(), chosen.device.kind()) {
@@ -144,8 +146,12 @@ pub(crate) fn run(command: &Daemon, verbose: u8) -> anyhow::Result<()> {
     };
     let shell = DaemonServer::open(device.clone(), &chosen.shell);
     let mut shell = shell.map_err(exit_status::bad_input)?;
+    let port = match shell.port() {
+        PORT => String::new(),
+        port => format!(" port {port}"),
+    };
     let serves = format!(
-        "serving {} on {}: applications attach at {}",
+        "serving {}{port} on {}: applications attach at {}",
         chosen.shell.identity.address,
         chosen.device,
         shell.socket().display()
@@ -203,7 +209,8 @@ fn resolve_options(command: &Daemon) -> anyhow::Result<DaemonDevice> {
         true => flag.to_owned(),
         false => file.at(key),
     };
-    let canonical = address.to_canonical();
+    let address = address.to_canonical();
+    let canonical = address;
     if canonical.is_unspecified() || canonical.is_multicast() {
         return Err(exit_status::bad_input(format_args!(
             "{} {address}: it must be an address at which other hosts reach this one, neither unspecified nor multicast",
@@ -278,19 +285,53 @@ fn check_path(at: &str, path: &Path) -> anyhow::Result<()> {
     }
 }
 
+/// Longest configuration file, in bytes.
+const CONFIG_MAX: u64 = 1 << 20;
+
+/// Reads a configuration file.
+fn read_config(path: &Path) -> anyhow::Result<String> {
+    let failed = |why: &dyn std::fmt::Display| {
+        exit_status::bad_input(format_args!("{}: {why}", path.display()))
+    };
+    let file = File::open(path).map_err(|error| failed(&error))?;
+    let mut text = String::new();
+    let read = file.take(CONFIG_MAX + 1).read_to_string(&mut text);
+    read.map_err(|error| failed(&error))?;
+    match text.len() as u64 > CONFIG_MAX {
+        true => Err(failed(&format_args!(
+            "it is longer than {CONFIG_MAX} bytes"
+        ))),
+        false => Ok(text),
+    }
+}
+
+/// Returns the first configuration file in the default places. A file that is there and cannot be reached is an
+/// error: the daemon must not serve with other settings.
+fn default_config_file() -> anyhow::Result<Option<PathBuf>> {
+    for path in config_file_paths() {
+        match std::fs::symlink_metadata(&path) {
+            Ok(_) => return Ok(Some(path)),
+            Err(error)
+                if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {}
+            Err(error) => {
+                let line = format!("{}: {error}", path.display());
+                return Err(exit_status::bad_input(line));
+            }
+        }
+    }
+    Ok(None)
+}
+
 /// Reads the named configuration file, or the first that exists in the default places.
 fn read_config_file(named: Option<&Path>) -> anyhow::Result<ConfigFile> {
-    let read = |path: &Path| {
-        let text = std::fs::read_to_string(path);
-        text.map_err(|error| exit_status::bad_input(format_args!("{}: {error}", path.display())))
+    let path = match named {
+        Some(path) => Some(path.to_owned()),
+        None => default_config_file()?,
     };
-    let (path, text) = match named {
-        Some(path) => (path.to_owned(), read(path)?),
-        None => match config_file_paths().into_iter().find(|path| path.exists()) {
-            Some(path) => (path.clone(), read(&path)?),
-            None => return Ok(ConfigFile::default()),
-        },
+    let Some(path) = path else {
+        return Ok(ConfigFile::default());
     };
+    let text = read_config(&path)?;
     let settings = DaemonConfig::parse(&text);
     let settings = settings
         .map_err(|error| exit_status::bad_input(format_args!("{}: {error}", path.display())))?;

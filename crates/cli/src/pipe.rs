@@ -4,11 +4,10 @@ use std::io;
 use std::os::fd::AsFd;
 
 use anyhow::Context;
+use headworks::net::standard_streams::was_closed_at_start;
 use headworks::net::{Interrupt, clock};
 use headworks::pipe::{Direction, Pipe, WaitOptions, default_device_for};
 use headworks::verbs::Duration;
-
-use rustix::fs::OFlags;
 
 use crate::args;
 use crate::exit_status::{bad_input, check_not_simulated};
@@ -19,28 +18,14 @@ use crate::progress::Progress;
 /// learns the direction only later and usually receives.
 fn check_open(connects: Option<bool>) -> anyhow::Result<()> {
     let (closed, name) = match connects {
-        Some(false) => (was_closed(&io::stdin()), "input"),
-        None | Some(true) => (was_closed(&io::stdout()), "output"),
+        Some(false) => (was_closed_at_start(&io::stdin()), "input"),
+        None | Some(true) => (was_closed_at_start(&io::stdout()), "output"),
     };
     if closed {
-        let line = format!(
-            "standard {name} is closed (or is /dev/null opened to read and write, which looks the same): redirect it to a file, a pipe or /dev/null"
-        );
+        let line = format!("standard {name} is closed: redirect it to a file, a pipe or /dev/null");
         return Err(bad_input(line));
     }
     Ok(())
-}
-
-/// Whether the descriptor was closed at the start. Rust's runtime then opens /dev/null there for reading and
-/// writing, which no shell does.
-fn was_closed(fd: &impl AsFd) -> bool {
-    let null = rustix::fs::stat("/dev/null").map(|stat| stat.st_rdev);
-    let (Ok(stat), Ok(flags)) = (rustix::fs::fstat(fd), rustix::fs::fcntl_getfl(fd)) else {
-        return true;
-    };
-    null == Ok(stat.st_rdev)
-        && stat.st_rdev != 0
-        && flags.intersection(OFlags::ACCMODE) == OFlags::RDWR
 }
 
 /// Runs one side of a pipe.

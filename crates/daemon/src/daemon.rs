@@ -119,6 +119,8 @@ struct PendingConnect {
     local: SocketAddr,
     to: SocketAddr,
     watch: Option<WatchId>,
+    /// When the request is refused if nobody has answered. `None` until the next step, which knows the time.
+    until: Option<Instant>,
 }
 
 /// An end made for a connection that the other daemon has not confirmed.
@@ -218,6 +220,10 @@ pub struct Daemon {
     domains_made: u64,
     /// Time of the last step.
     now: Instant,
+    /// Whether there are connect requests whose time limit is not set yet.
+    has_new_requests: bool,
+    /// The earliest time limit of a connect request.
+    requests_until: Option<Instant>,
     steps: u32,
     /// Last number given to a session or a peer.
     numbers: u64,
@@ -247,6 +253,8 @@ impl Daemon {
             is_draining: false,
             domains_made: 0,
             now: Instant::ZERO,
+            has_new_requests: false,
+            requests_until: None,
             steps: 0,
             numbers: 0,
             outputs: VecDeque::new(),
@@ -261,6 +269,14 @@ impl Daemon {
     /// Returns the next action that the daemon requests.
     pub fn output(&mut self) -> Option<Output> {
         self.outputs.pop_front()
+    }
+
+    /// Returns when the daemon must be stepped at the latest, if nothing else happens.
+    pub fn next_timeout(&self) -> Option<Instant> {
+        match self.has_new_requests {
+            true => Some(self.now),
+            false => self.requests_until,
+        }
     }
 
     /// Returns the state of the daemon, for operators.
@@ -299,6 +315,9 @@ impl Daemon {
     pub fn step(&mut self, cx: &mut ActorContext<'_>) -> bool {
         let mut was_busy = false;
         self.now = cx.now();
+        if self.next_timeout().is_some_and(|at| at <= self.now) {
+            self.give_up_requests();
+        }
         self.steps = self.steps.wrapping_add(1);
         if self.steps.is_multiple_of(EVENTS_EVERY) {
             was_busy |= self.look_at_events();

@@ -402,7 +402,8 @@ impl DaemonServer {
         let mut fds: Vec<PollFd<'_>> = std::iter::once(own).chain(others).collect();
         while !is_done(&mut self.inner) {
             let inner = &mut self.inner;
-            let deadline = inner.closed_until.into_iter().chain(until).min();
+            let timeouts = [inner.closed_until, inner.daemon.next_timeout(), until];
+            let deadline = timeouts.into_iter().flatten().min();
             let mut turn = |phase| inner.turn(phase);
             let woken = waiter.wait_polling(&mut fds, deadline, &mut turn);
             let woken = woken.map_err(|source| ServerError::System {

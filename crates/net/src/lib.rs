@@ -39,6 +39,8 @@ pub mod qp_stream;
 pub mod rendezvous;
 #[allow(unsafe_code, reason = "asks for the handling of a signal")]
 pub mod signals;
+#[allow(unsafe_code, reason = "runs before the language's runtime")]
+pub mod standard_streams;
 pub mod waiting;
 
 mod error;

@@ -24,7 +24,12 @@ const PATIENCE: Duration = Duration::from_secs(5);
 const ANSWER_MAX: u64 = 64 << 20;
 
 pub(super) fn run(which: &str, args: &Top) -> anyhow::Result<()> {
-    let at = match (which.parse::<IpAddr>(), which.parse()) {
+    let bare = which
+        .strip_prefix('[')
+        .and_then(|rest| rest.strip_suffix(']'))
+        .unwrap_or(which);
+    let address = bare.parse::<IpAddr>().map(|address| address.to_canonical());
+    let at = match (address, which.parse()) {
         (Ok(address), _) => MetricsAt::Path(metrics_of(&socket_of(address))),
         (_, Ok(Metrics::At(at))) => at,
         _ => {

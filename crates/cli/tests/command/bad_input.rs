@@ -229,6 +229,23 @@ fn a_full_output_is_a_failure() {
 }
 
 #[test]
+fn the_null_device_is_no_closed_stream() {
+    // As daemon(3) and Python's subprocess.DEVNULL open it.
+    let null = || {
+        let both = std::fs::OpenOptions::new()
+            .read(true)
+            .write(true)
+            .open("/dev/null");
+        Stdio::from(both.expect("the null device"))
+    };
+    let fabric = TestEnv::new();
+    let mut one = fabric.listen(&[], "a", null(), null());
+    let mut other = fabric.connect(&[], "a", null(), null());
+    assert_eq!(other.wait().code(), Some(0), "{}", other.stderr_line());
+    assert_eq!(one.wait().code(), Some(0), "{}", one.stderr_line());
+}
+
+#[test]
 fn a_closed_standard_stream_is_refused() {
     let fabric = TestEnv::new();
     for (args, closes, name) in [

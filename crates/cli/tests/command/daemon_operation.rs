@@ -216,11 +216,48 @@ fn the_service_manager_is_notified() {
         "{stopping}"
     );
     assert_eq!(daemon.wait().code(), Some(0));
-    // A `NOTIFY_SOCKET` that nobody listens at is a configuration error.
+    // A `NOTIFY_SOCKET` that nobody listens at keeps no daemon from serving.
     drop(manager);
     let mut daemon = CommandProcess::start(fabric.headworks(&words).env("NOTIFY_SOCKET", &path));
-    assert!(daemon.expect_exit(2).contains("NOTIFY_SOCKET"));
+    until("the daemon", || {
+        Service::attach(socket.as_ref(), "test").is_ok()
+    });
+    daemon.signal(Signal::TERM);
+    assert_eq!(daemon.wait().code(), Some(0));
     fabric.is_clean();
+}
+
+#[test]
+fn silent_clients_delay_no_scrape() {
+    let _one = locked();
+    let daemons = Daemons::start();
+    let mut path = daemons.socket(0).into_os_string();
+    path.push(".metrics");
+    let silent: Vec<_> = (0..20)
+        .map(|_| UnixStream::connect(&path).unwrap())
+        .collect();
+    let began = std::time::Instant::now();
+    assert!(scraped(&daemons, 0).contains("headworks_"));
+    // Each silent one is given two seconds. Together they would take 40.
+    assert!(began.elapsed() < std::time::Duration::from_secs(20));
+    drop(silent);
+    daemons.end();
+}
+
+#[test]
+fn a_configuration_file_that_cannot_be_read_is_named() {
+    let fabric = TestEnv::new();
+    let folder = fabric.file("headworks");
+    std::fs::create_dir(&folder).unwrap();
+    let file = folder.join("daemon.toml");
+    std::os::unix::fs::symlink(fabric.file("nowhere"), &file).unwrap();
+    let check = ["daemon", "--check"];
+    let line = CommandProcess::start(&mut fabric.headworks(&check)).expect_exit(2);
+    assert!(line.contains("daemon.toml: No such file"), "{line}");
+    std::fs::remove_file(&file).unwrap();
+    let endless = ["daemon", "--check", "--config", "/dev/zero"];
+    let line = CommandProcess::start(&mut fabric.headworks(&endless)).expect_exit(2);
+    assert!(line.contains("longer than 1048576 bytes"), "{line}");
 }
 
 #[test]

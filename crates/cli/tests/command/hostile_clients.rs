@@ -247,6 +247,37 @@ fn a_daemon_without_descriptors_says_so_and_goes_on() {
 }
 
 #[test]
+fn a_host_that_answers_nothing_is_given_up() {
+    let _one = locked();
+    let daemons = Daemons::start();
+    // It accepts the daemon's stream, and says nothing.
+    let silent = TcpListener::bind(("127.0.0.9", 17471)).unwrap();
+    let client = daemons.attach(0);
+    let began = std::time::Instant::now();
+    let at = (std::net::Ipv4Addr::new(127, 0, 0, 9), 7000).into();
+    let refused = client.connect(at).map(drop).unwrap_err();
+    assert!(
+        matches!(refused, ServiceError::Refused(Refusal::TimedOut)),
+        "{refused}"
+    );
+    assert!(
+        began.elapsed() > Duration::from_secs(5),
+        "it was waited for"
+    );
+    // The other daemon is stopped, and its kernel accepts for it.
+    serve(&daemons.attach(1), 7000);
+    let stopped = while_stopped(&daemons.sides[1], || client.connect(to(1, 7000)).map(drop));
+    assert!(
+        matches!(stopped, Err(ServiceError::Refused(Refusal::TimedOut))),
+        "{stopped:?}"
+    );
+    // An answer that comes too late harms nothing.
+    exchange(client.connect(to(1, 7000)).unwrap(), 100_000).unwrap();
+    drop((silent, client));
+    daemons.end();
+}
+
+#[test]
 fn a_daemon_without_memory_says_so_and_goes_on() {
     let _one = locked();
     // When the daemon starts, the error is one line.

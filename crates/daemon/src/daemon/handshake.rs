@@ -17,7 +17,7 @@ use super::{
 use crate::auth::{AuthClaim, CallRole};
 use crate::control::{DomainPair, Message, VERSION_OLDEST};
 use crate::domain::{DomainId, Offer, QpGroupKey};
-use headworks_verbs::Duration;
+use headworks_verbs::{Duration, Instant};
 use slab::Slab;
 
 /// Maximum number of dials to an address that does not answer.
@@ -26,6 +26,10 @@ const CALLS: u32 = 100;
 const STRANGERS: usize = 256;
 /// Age from which a stream without an introduction is closed when another stream arrives.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// How long the other host has to answer a connect request, dial and introduction included.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+/// Client of a connect request that was given up. No session has this number.
+const NOBODY: SessionId = SessionId(0);
 
 impl Daemon {
     /// Serves an application's connect request.
@@ -36,6 +40,11 @@ impl Daemon {
         to: SocketAddr,
         watch: Option<WatchId>,
     ) {
+        // As with sockets, the unspecified address is this host.
+        let to = match to.ip().is_unspecified() {
+            true => SocketAddr::new(self.identity.address, to.port()),
+            false => to,
+        };
         let most = self.config.connections_each;
         let is_draining = self.is_draining;
         let Some(own) = self.clients.get_mut(&client) else {
@@ -58,7 +67,9 @@ impl Daemon {
             local: SocketAddr::new(self.identity.address, *port.as_ref().unwrap_or(&0)),
             to,
             watch,
+            until: None,
         };
+        self.has_new_requests = true;
         if let Err(why) = port {
             return self.refuse(&request_connection, why);
         }
@@ -73,6 +84,51 @@ impl Daemon {
                     .insert(to.ip(), PeerRoute::Dialing(1, vec![request_connection]));
                 self.outputs.push_back(Output::Dial(to.ip()));
             }
+        }
+    }
+
+    /// Refuses the connect requests that nobody has answered within [`CONNECT_TIMEOUT`]: the other host is silent, or
+    /// its daemon is stopped.
+    pub(super) fn give_up_requests(&mut self) {
+        let (now, limit) = (self.now, self.now + CONNECT_TIMEOUT);
+        let mut earliest = None;
+        let mut is_over = |request: &mut PendingConnect| {
+            let until = *request.until.get_or_insert(limit);
+            let is_over = until <= now;
+            if !is_over {
+                earliest = Some(earliest.map_or(until, |other: Instant| other.min(until)));
+            }
+            is_over
+        };
+        let mut over = Vec::new();
+        let mut silent = Vec::new();
+        for (address, route) in &mut self.routes {
+            if let PeerRoute::Dialing(_, wishes) = route {
+                over.extend(wishes.extract_if(.., |wish| is_over(wish)));
+                if wishes.is_empty() {
+                    silent.push(*address);
+                }
+            }
+        }
+        for of in self.peers.values_mut() {
+            for (_, wish) in &mut of.wishes {
+                // The entry stays for the answer that may still come. It is nobody's then.
+                if wish.client != NOBODY && is_over(wish) {
+                    over.push(*wish);
+                    (wish.client, wish.watch) = (NOBODY, None);
+                }
+            }
+        }
+        (self.has_new_requests, self.requests_until) = (false, earliest);
+        for address in silent {
+            self.routes.remove(&address);
+            let dialed = |of: &Peer| of.called == Some(address) && of.known.is_none();
+            let unanswered = self.peers.iter().filter(|(_, of)| dialed(of));
+            let unanswered: Vec<PeerId> = unanswered.map(|(peer, _)| *peer).collect();
+            unanswered.into_iter().for_each(|peer| self.drop_call(peer));
+        }
+        for request_connection in over {
+            self.refuse(&request_connection, Refusal::TimedOut);
         }
     }
 

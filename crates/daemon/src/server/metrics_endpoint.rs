@@ -1,5 +1,5 @@
-//! Metrics endpoint: HTTP on a Unix socket or a TCP port. A separate thread answers one client at a time, so
-//! a slow client delays other clients for a bounded time. The event loop's thread produces the text.
+//! Metrics endpoint: HTTP on a Unix socket or a TCP port. Each client has a thread for as long as it is answered, so
+//! a silent client delays no other. The event loop's thread produces the text.
 
 use std::fmt;
 use std::io::{self, Read, Write};
@@ -7,7 +7,8 @@ use std::net::{SocketAddr, TcpListener};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
-use std::sync::mpsc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -25,7 +26,11 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// How long a whole request and its answer may take, roughly.
 const WHOLE: headworks_verbs::Duration = headworks_verbs::Duration::from_secs(5);
 /// Maximum number of clients that wait.
-const BACKLOG: i32 = 16;
+const BACKLOG: i32 = 128;
+/// Maximum number of clients that are answered at a time.
+const CLIENTS_MAX: usize = 64;
+/// Interval at which the number of clients is looked at while there are that many.
+const FULL: Duration = Duration::from_millis(20);
 /// Bytes written at a time.
 const PIECE: usize = 64 << 10;
 /// Maximum length of a request in bytes. `HEADERS_MAX` is the maximum number of headers.
@@ -50,8 +55,8 @@ impl fmt::Display for MetricsAt {
     }
 }
 
-trait Caller: Read + Write {}
-impl<T: Read + Write> Caller for T {}
+trait Caller: Read + Write + Send {}
+impl<T: Read + Write + Send> Caller for T {}
 
 enum Listener {
     Unix(UnixListener, PathBuf),
@@ -160,6 +165,7 @@ impl Drop for MetricsServer {
 }
 
 fn serve(listener: &Listener, ended: &OwnedFd, teller: &ServerSender) {
+    let clients = Arc::new(AtomicUsize::new(0));
     loop {
         let mut fds = [
             PollFd::new(listener, PollFlags::IN),
@@ -172,30 +178,52 @@ fn serve(listener: &Listener, ended: &OwnedFd, teller: &ServerSender) {
         if !fds[1].revents().is_empty() {
             return;
         }
-        let look = || {
-            let (to, text) = mpsc::channel();
-            let is_asked = teller.tell(ServerMessage::Look(to));
-            is_asked.then(|| text.recv_timeout(PATIENCE).ok()).flatten()
-        };
+        if clients.load(Ordering::Acquire) >= CLIENTS_MAX {
+            // Others wait in the backlog until one of these has been answered or given up.
+            wait_for(ended, FULL);
+            continue;
+        }
         match listener.accept() {
-            Ok(mut caller) => {
-                if let Err(error) = answer(&mut *caller, look) {
-                    tracing::debug!("a metrics client was not answered: {error}");
-                }
-            }
+            Ok(caller) => serve_client(caller, teller, &clients),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
             Err(error) => {
                 tracing::warn!("a metrics client cannot be accepted: {error}");
                 // Mostly there are too few descriptors. The client stays in the backlog, so wait instead of
                 // spinning.
-                let mut end = [PollFd::new(ended, PollFlags::IN)];
-                let second = rustix::event::Timespec {
-                    tv_sec: 1,
-                    tv_nsec: 0,
-                };
-                let _ = poll(&mut end, Some(&second));
+                wait_for(ended, Duration::from_secs(1));
             }
         }
+    }
+}
+
+/// Waits until `ended` is readable, at most `limit`.
+fn wait_for(ended: &OwnedFd, limit: Duration) {
+    let limit = rustix::event::Timespec {
+        tv_sec: limit.as_secs() as i64,
+        tv_nsec: limit.subsec_nanos().into(),
+    };
+    let _ = poll(&mut [PollFd::new(ended, PollFlags::IN)], Some(&limit));
+}
+
+/// Answers a client on a thread of its own.
+fn serve_client(mut caller: Box<dyn Caller>, teller: &ServerSender, clients: &Arc<AtomicUsize>) {
+    let (teller, served) = (teller.clone(), clients.clone());
+    served.fetch_add(1, Ordering::AcqRel);
+    let serve = move || {
+        let look = || {
+            let (to, text) = mpsc::channel();
+            let is_asked = teller.tell(ServerMessage::Look(to));
+            is_asked.then(|| text.recv_timeout(PATIENCE).ok()).flatten()
+        };
+        if let Err(error) = answer(&mut *caller, look) {
+            tracing::debug!("a metrics client was not answered: {error}");
+        }
+        served.fetch_sub(1, Ordering::AcqRel);
+    };
+    let thread = std::thread::Builder::new().name("headworks-scrape".to_owned());
+    if let Err(error) = thread.spawn(serve) {
+        tracing::warn!("a metrics client cannot be answered: {error}");
+        clients.fetch_sub(1, Ordering::AcqRel);
     }
 }
 

@@ -106,10 +106,12 @@ pub enum RegistryError {
         who: String,
     },
     /// No live process listens under the name.
-    #[error("nobody listens under the name {name}")]
+    #[error("nobody listens under the name {name} in {}", registry.display())]
     NobodyListening {
         /// The name.
         name: String,
+        /// The registry.
+        registry: PathBuf,
     },
     /// An existing common segment differs from the requested one.
     #[error("the common segment {key} of {who} has {what} {found}, this program wants {expected}")]

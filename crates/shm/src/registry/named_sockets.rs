@@ -61,6 +61,7 @@ impl Registry {
         check_name(name)?;
         let nobody = || RegistryError::NobodyListening {
             name: name.to_owned(),
+            registry: self.path.clone(),
         };
         let dir = self.open_existing_directory()?.ok_or_else(nobody)?;
         let entry = owner_file(name);
