@@ -75,13 +75,11 @@ fn run(trial: Trial, one: &Environment, other: &Environment) -> Outcome {
             notices(&mut connector, &mut listener)
         }
         Trial::TwoDaemons => {
-            let mut daemons = vec![
-                place.start(one, Role::Daemon(1))?,
-                place.start(other, Role::Daemon(2))?,
-            ];
-            for daemon in &mut daemons {
-                daemon.expect("ready")?;
-            }
+            // The first one makes the registry.
+            let mut first = place.start(one, Role::Daemon(1))?;
+            first.expect("ready")?;
+            let mut second = place.start(other, Role::Daemon(2))?;
+            second.expect("ready")?;
             let mut listener = place.start(one, Role::AppListen(1))?;
             listener.expect("ready")?;
             let mut connector = place.start(other, Role::AppConnect(2, 1))?;
