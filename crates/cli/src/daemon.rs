@@ -132,7 +132,7 @@ pub(crate) fn run(command: &Daemon, verbose: u8) -> anyhow::Result<()> {
     let notify = Notify::from_env().unwrap_or_else(|error| {
         // Perhaps inherited from a shell that a service manager started.
         tracing::warn!(
-            "NOTIFY_SOCKET: {error}: no service manager listens there, and none is told"
+            "NOTIFY_SOCKET: {error}: no service manager listens there; readiness is not reported"
         );
         None
     });

@@ -46,9 +46,9 @@ pub enum RecvOutcome {
     Closed,
 }
 
-fn socket() -> io::Result<OwnedFd> {
-    let made = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, FLAGS, None);
-    Ok(made?)
+fn socket() -> io::Result<CloseOnFork<OwnedFd>> {
+    let make = || socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, FLAGS, None);
+    Ok(CloseOnFork::open(make)?)
 }
 
 impl PacketSocket {
@@ -60,7 +60,7 @@ impl PacketSocket {
     pub fn dial(path: &Path) -> io::Result<Self> {
         let socket = socket()?;
         connect(&socket, &SocketAddrUnix::new(path)?)?;
-        Ok(Self(CloseOnFork::new(socket)))
+        Ok(Self(socket))
     }
 
     /// User id of the process at the other end, as the kernel recorded it when the connection was made.
@@ -169,13 +169,13 @@ impl PacketListener {
         })?;
         let path = path.to_owned();
         Ok(Self {
-            socket: CloseOnFork::new(socket),
+            socket,
             path,
-            _lock: CloseOnFork::new(lock),
+            _lock: lock,
         })
     }
 
-    fn bound(path: &Path, address: &SocketAddrUnix, mode: u32) -> io::Result<OwnedFd> {
+    fn bound(path: &Path, address: &SocketAddrUnix, mode: u32) -> io::Result<CloseOnFork<OwnedFd>> {
         // Only a socket is removed, never another file.
         match std::fs::symlink_metadata(path) {
             Ok(left) if left.file_type().is_socket() => std::fs::remove_file(path)?,
@@ -205,8 +205,8 @@ impl PacketListener {
     ///
     /// The errors of accept(2), for example too many open files.
     pub fn accept(&self) -> io::Result<Option<PacketSocket>> {
-        match accept_with(&self.socket, FLAGS) {
-            Ok(socket) => Ok(Some(PacketSocket(CloseOnFork::new(socket)))),
+        match CloseOnFork::open(|| accept_with(&self.socket, FLAGS)) {
+            Ok(socket) => Ok(Some(PacketSocket(socket))),
             Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => Ok(None),
             Err(error) => Err(error.into()),
         }
@@ -229,10 +229,11 @@ fn lock_of(path: &Path) -> PathBuf {
 }
 
 /// Creates and locks the lock file of a path. The file exists as long as the lock is held.
-fn lock(path: &Path) -> io::Result<OwnedFd> {
+fn lock(path: &Path) -> io::Result<CloseOnFork<OwnedFd>> {
     loop {
         let flags = OFlags::CREATE | OFlags::WRONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-        let lock = rustix::fs::open(path, flags, Mode::from_raw_mode(0o600))?;
+        let open = || rustix::fs::open(path, flags, Mode::from_raw_mode(0o600));
+        let lock = CloseOnFork::open(open)?;
         match rustix::fs::flock(&lock, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => {}
             Err(Errno::AGAIN) => return Err(io::ErrorKind::AddrInUse.into()),

@@ -368,12 +368,17 @@ impl SharedPacing {
             return None;
         }
         // No earlier owner of the row had this number, so its blocks can be told from ours.
-        let number = self.row(row, GENERATION).load(Ordering::Relaxed) >> 48;
-        let number = (number + 1) & 0xffff;
+        let before = self.row(row, GENERATION).load(Ordering::Relaxed) >> 48;
+        let number = (before + 1) & 0xffff;
         let ours = u64::from(us.slot) | number << 32 | 1 << 63;
         claim
             .compare_exchange(seen, ours, Ordering::AcqRel, Ordering::Relaxed)
             .ok()?;
+        if self.row(row, GENERATION).load(Ordering::Acquire) >> 48 != before {
+            // Another member took the row and left it after the number was read.
+            let _ = claim.compare_exchange(ours, 0, Ordering::Release, Ordering::Relaxed);
+            return None;
+        }
         // A dead owner's debt is forgiven while its row still records it.
         if seen != 0 {
             virtual_clock::forgive(&self.clock, self.moves(row), now.nanos());

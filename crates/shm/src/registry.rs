@@ -1,7 +1,7 @@
 //! The registry: one directory per user, in which the processes of that user find each other.
 //!
 //! Every change happens under a lock file that the kernel releases when its holder dies. Every process has an
-//! entry that it keeps locked, and every other entry names its process, so that a later change can remove the
+//! entry that it keeps locked, and the other entries name their process, so that a later change can remove the
 //! entries of dead processes. Look-ups take no lock: entries appear whole, by rename. The last process to leave
 //! removes the files, and the directory too if a process made it.
 //!
@@ -19,11 +19,12 @@
 //! namespaces, as those of containers are, as long as they see the same directory and have the same user id.
 
 use std::env;
+use std::fs::File;
 use std::io::{Read, Write};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, TryLockError, Weak};
 
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, fstat, openat, renameat, unlinkat};
 use rustix::io::Errno;
@@ -89,7 +90,10 @@ impl Registry {
     pub fn open_default() -> Result<Arc<Self>, RegistryError> {
         static OPENED: Mutex<Weak<Registry>> = Mutex::new(Weak::new());
         let path = default_path(|name| env::var_os(name), getuid().as_raw());
-        let mut opened = OPENED.lock().unwrap_or_else(PoisonError::into_inner);
+        // Held by a thread that opens it, or by one that did when this process was forked: then it stays held.
+        let Some(mut opened) = try_lock(&OPENED) else {
+            return Self::open_at(path);
+        };
         if let Some(known) = opened.upgrade()
             && std::path::absolute(&path).is_ok_and(|path| path == known.path)
         {
@@ -133,7 +137,7 @@ impl Registry {
 
     /// Returns this process's membership, if it has one.
     fn own_member(&self) -> Option<Arc<Member>> {
-        let member = self.member.lock().unwrap_or_else(PoisonError::into_inner);
+        let member = self.lock_member().ok()?;
         member.upgrade().filter(|member| !member.is_foreign())
     }
 
@@ -181,7 +185,7 @@ impl Registry {
     fn read_entry(&self, dir: &OwnedFd, name: &str) -> Result<Option<Vec<u8>>, RegistryError> {
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let file = match openat(dir, name, flags, Mode::empty()) {
-            Ok(file) => std::fs::File::from(file),
+            Ok(file) => File::from(file),
             Err(Errno::NOENT) => return Ok(None),
             Err(errno) => return Err(self.failed(name, errno)),
         };
@@ -189,7 +193,7 @@ impl Registry {
     }
 
     /// Returns the bytes of an open entry, or the beginning of them.
-    fn read_opened(&self, file: &std::fs::File, name: &str) -> Result<Vec<u8>, RegistryError> {
+    fn read_opened(&self, file: &File, name: &str) -> Result<Vec<u8>, RegistryError> {
         let mut bytes = Vec::new();
         file.take(record::ENTRY_BYTES_MAX as u64 + 1)
             .read_to_end(&mut bytes)
@@ -201,8 +205,8 @@ impl Registry {
     fn write_entry(&self, dir: &OwnedFd, name: &str, bytes: &[u8]) -> Result<Entry, RegistryError> {
         self.check_file_size(bytes)?;
         let temporary = temporary(dir);
-        let written = self.write_whole(dir, &temporary, bytes);
-        let written = written.and_then(|_| renameat(dir, &temporary, dir, name));
+        let written = create_file(dir, &temporary).and_then(|file| write_all(&file, bytes));
+        let written = written.and_then(|()| renameat(dir, &temporary, dir, name));
         let entry = || Entry {
             name: name.to_owned(),
             bytes: bytes.to_owned(),
@@ -237,14 +241,6 @@ impl Registry {
         same && unlinkat(dir, &entry.name, AtFlags::empty()).is_ok()
     }
 
-    fn write_whole(&self, dir: &OwnedFd, name: &str, bytes: &[u8]) -> Result<std::fs::File, Errno> {
-        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
-        let mut file = std::fs::File::from(openat(dir, name, flags, Mode::RUSR | Mode::WUSR)?);
-        let written = file.write_all(bytes);
-        written.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
-        Ok(file)
-    }
-
     fn failed(&self, what: &str, errno: Errno) -> RegistryError {
         match errno {
             Errno::NOSPC | Errno::DQUOT => self.no_space(0, "its file system"),
@@ -262,6 +258,25 @@ impl Registry {
             limit,
         }
     }
+}
+
+/// Locks a mutex if no thread holds it.
+fn try_lock<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
+    match mutex.try_lock() {
+        Ok(guard) => Some(guard),
+        Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+        Err(TryLockError::WouldBlock) => None,
+    }
+}
+
+fn create_file(dir: &OwnedFd, name: &str) -> Result<File, Errno> {
+    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+    Ok(openat(dir, name, flags, Mode::RUSR | Mode::WUSR)?.into())
+}
+
+fn write_all(mut file: &File, bytes: &[u8]) -> Result<(), Errno> {
+    let written = file.write_all(bytes);
+    written.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))
 }
 
 /// Returns the name for a file that is not complete yet. The caller holds the lock.

@@ -136,14 +136,17 @@ impl Senders {
         row: &SenderRow,
     ) -> Option<Arc<PeerProcess>> {
         let process = row.process_of(life)?;
+        let may_open = {
+            let watches = self.watches.lock().unwrap_or_else(PoisonError::into_inner);
+            if let Some(known) = watches.get(&process) {
+                return Some(known.clone());
+            }
+            watches.len() < WATCHES_MAX
+        };
+        // Asked without the lock: the process may be stopped.
+        let new = Arc::new(watch(context, process, may_open));
         let mut watches = self.watches.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(known) = watches.get(&process) {
-            return Some(known.clone());
-        }
-        let may_open = watches.len() < WATCHES_MAX;
-        let peer_process = Arc::new(watch(context, process, may_open));
-        watches.insert(process, peer_process.clone());
-        Some(peer_process)
+        Some(watches.entry(process).or_insert(new).clone())
     }
 
     /// Returns the processes that send here.

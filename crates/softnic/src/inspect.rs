@@ -228,7 +228,7 @@ fn look_at(
     let table = table
         .map_err(failed)?
         .and_then(|all| all.into_iter().next());
-    // Found by nobody else either: it is leaving.
+    // The context is closing: its process no longer hands out the table.
     let Some(table) = table else {
         return Ok(None);
     };

@@ -42,8 +42,8 @@ impl AttachError {
 /// How long a process has to hand out a descriptor that a request needs. It takes microseconds as a rule; a process
 /// that does not answer is stopped.
 const ANSWER_LIMIT: Duration = Duration::from_secs(1);
-/// The same, for a process that has not answered before.
-const NEXT_ANSWER_LIMIT: Duration = Duration::from_millis(1);
+/// Limit for a process that did not answer the last question.
+const NEXT_ANSWER_LIMIT: Duration = Duration::from_millis(20);
 
 /// A context that this process has attached. This process's own context is one too, for loopback queue pairs.
 pub(crate) struct Peer {
@@ -56,9 +56,9 @@ pub(crate) struct Peer {
     origin: Option<DescriptorOrigin>,
     /// Process id in this process's PID namespace; 0 if that namespace does not have it.
     pid: u32,
-    /// Set when its process did not hand out a segment that its table shows: it is dying.
+    /// Set while its process does not have a segment that its table shows: it is dying.
     going: AtomicBool,
-    /// Set while its process does not answer: it is stopped.
+    /// Set while its process does not answer, or cannot hand out descriptors: a request waits.
     unanswering: AtomicBool,
     /// Set once the kernel has refused access to its private memory for good.
     no_crossing: AtomicBool,
@@ -278,8 +278,8 @@ impl Peer {
         self.pid
     }
 
-    /// Asks its process for descriptors. Returns `None` if there is no such thing (any more), or it is not to be had
-    /// now.
+    /// Asks its process for descriptors. Returns `None` if there is no such thing (any more), or the process cannot
+    /// hand it out now.
     fn ask(&self, kind: DescriptorKind) -> Option<Vec<OwnedFd>> {
         let origin = self.origin.as_ref()?;
         let limit = match self.unanswering.load(Ordering::Relaxed) {
@@ -287,8 +287,10 @@ impl Peer {
             false => ANSWER_LIMIT,
         };
         let asked = origin.ask(kind, limit);
-        let is_stopped = matches!(&asked, Err(RegistryError::Unanswered { .. }));
-        self.unanswering.store(is_stopped, Ordering::Relaxed);
+        self.unanswering.store(asked.is_err(), Ordering::Relaxed);
+        if matches!(asked, Ok(Some(_))) {
+            self.going.store(false, Ordering::Relaxed);
+        }
         if let Err(error) = &asked {
             tracing::debug!(%error, ?kind, "a peer handed out no descriptor");
         }

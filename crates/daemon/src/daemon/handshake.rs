@@ -28,6 +28,8 @@ const STRANGERS: usize = 256;
 const PATIENCE: Duration = Duration::from_secs(10);
 /// How long the other host has to answer a connect request, dial and introduction included.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+/// Number of unanswered connect requests from which the other daemon counts as unreachable.
+const GIVEN_UP_MAX: usize = 1000;
 /// Client of a connect request that was given up. No session has this number.
 const NOBODY: SessionId = SessionId(0);
 
@@ -110,13 +112,19 @@ impl Daemon {
                 }
             }
         }
-        for of in self.peers.values_mut() {
+        let mut lost = Vec::new();
+        for (peer, of) in &mut self.peers {
+            let mut given_up = 0;
             for (_, wish) in &mut of.wishes {
-                // The entry stays for the answer that may still come. It is nobody's then.
+                // The entry stays for the answer that may still come. No client gets that answer.
                 if wish.client != NOBODY && is_over(wish) {
                     over.push(*wish);
                     (wish.client, wish.watch) = (NOBODY, None);
                 }
+                given_up += usize::from(wish.client == NOBODY);
+            }
+            if given_up > GIVEN_UP_MAX {
+                lost.push(*peer);
             }
         }
         (self.has_new_requests, self.requests_until) = (false, earliest);
@@ -129,6 +137,10 @@ impl Daemon {
         }
         for request_connection in over {
             self.refuse(&request_connection, Refusal::TimedOut);
+        }
+        for peer in lost {
+            self.outputs.push_back(Output::HangUp(peer));
+            self.lose(peer, Reset::Unreachable);
         }
     }
 

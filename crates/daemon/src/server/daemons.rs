@@ -4,7 +4,6 @@
 use std::net::{IpAddr, SocketAddr};
 
 use headworks_client::socket_message::Refusal;
-use headworks_net::rendezvous::dial;
 use headworks_net::{ControlStream, NetError, clock, dial_tcp};
 use headworks_verbs::Duration;
 
@@ -14,6 +13,9 @@ use crate::daemon::PeerId;
 
 /// How long another host may take to answer a dial.
 const DIAL: Duration = Duration::from_secs(5);
+
+/// The same, for a daemon of this machine.
+const LOCAL_DIAL: std::time::Duration = std::time::Duration::from_secs(1);
 
 /// Returns the name in the registry of the daemon at `address`.
 pub(super) fn local_name(address: SocketAddr) -> String {
@@ -61,9 +63,13 @@ impl Inner {
         let (teller, registry) = (self.teller.clone(), self.registry.clone());
         let call = move || {
             // A daemon of this machine may be in another network namespace, where its address leads elsewhere.
-            let local = registry.and_then(|registry| dial(&registry, &local_name(at)).ok());
+            let local = registry.and_then(|registry| {
+                registry
+                    .connect_name_within(&local_name(at), LOCAL_DIAL)
+                    .ok()
+            });
             let control = match local {
-                Some(control) => Ok(control),
+                Some(stream) => ControlStream::from_unix(stream),
                 None => dial_tcp(&at.to_string(), clock::now() + DIAL),
             };
             teller.tell(ServerMessage::Dialed((to, control)));

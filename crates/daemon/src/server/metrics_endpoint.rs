@@ -1,5 +1,5 @@
 //! Metrics endpoint: HTTP on a Unix socket or a TCP port. Each client has a thread for as long as it is answered, so
-//! a silent client delays no other. The event loop's thread produces the text.
+//! up to 63 silent clients delay no other. The event loop's thread produces the text.
 
 use std::fmt;
 use std::io::{self, Read, Write};
@@ -207,9 +207,11 @@ fn wait_for(ended: &OwnedFd, limit: Duration) {
 
 /// Answers a client on a thread of its own.
 fn serve_client(mut caller: Box<dyn Caller>, teller: &ServerSender, clients: &Arc<AtomicUsize>) {
-    let (teller, served) = (teller.clone(), clients.clone());
-    served.fetch_add(1, Ordering::AcqRel);
+    let teller = teller.clone();
+    clients.fetch_add(1, Ordering::AcqRel);
+    let served = Served(clients.clone());
     let serve = move || {
+        let _served = served;
         let look = || {
             let (to, text) = mpsc::channel();
             let is_asked = teller.tell(ServerMessage::Look(to));
@@ -218,12 +220,19 @@ fn serve_client(mut caller: Box<dyn Caller>, teller: &ServerSender, clients: &Ar
         if let Err(error) = answer(&mut *caller, look) {
             tracing::debug!("a metrics client was not answered: {error}");
         }
-        served.fetch_sub(1, Ordering::AcqRel);
     };
     let thread = std::thread::Builder::new().name("headworks-scrape".to_owned());
     if let Err(error) = thread.spawn(serve) {
         tracing::warn!("a metrics client cannot be answered: {error}");
-        clients.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+/// Counts a client until dropped.
+struct Served(Arc<AtomicUsize>);
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::AcqRel);
     }
 }
 

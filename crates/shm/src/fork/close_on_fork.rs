@@ -4,32 +4,67 @@
 //! numbers stay taken, so an inherited object that is dropped in the child closes no other file. Children that are
 //! made without the C library's fork (a raw `clone` system call) keep the descriptors until they execute another
 //! program: all of these descriptors are closed on exec.
+//!
+//! A handler of a signal must not fork if the signal can interrupt code that opens or closes such a file: it would
+//! wait for itself.
 
 use core::sync::atomic::{AtomicBool, AtomicI32, Ordering::*};
 use std::cell::UnsafeCell;
+use std::mem::ManuallyDrop;
 use std::ops::Deref;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 
 /// A file or socket that is closed in forked children, and on exec.
 #[derive(Debug)]
-pub struct CloseOnFork<T: AsRawFd> {
-    // Dropped first: the number must leave the list before it can name another file.
-    listed: Listed,
-    file: T,
-}
+pub struct CloseOnFork<T: AsRawFd>(ManuallyDrop<T>);
 
 impl<T: AsRawFd> CloseOnFork<T> {
     /// Closes `file` in every child that is forked from now on.
     pub fn new(file: T) -> Self {
-        let listed = Listed::enter(file.as_raw_fd());
-        Self { listed, file }
+        LIST.install();
+        LIST.with(|numbers| Self::enter(numbers, file))
+    }
+
+    /// Opens a file that no forked child has: no fork comes between the opening and the listing. `open` must not
+    /// fork, and must not open another such file.
+    ///
+    /// # Errors
+    ///
+    /// Those of `open`.
+    pub fn open<E>(open: impl FnOnce() -> Result<T, E>) -> Result<Self, E> {
+        LIST.install();
+        LIST.with(|numbers| open().map(|file| Self::enter(numbers, file)))
+    }
+
+    fn enter(numbers: &mut Vec<RawFd>, file: T) -> Self {
+        numbers.push(file.as_raw_fd());
+        Self(ManuallyDrop::new(file))
     }
 
     /// Returns the file, which forked children inherit from now on.
     pub fn into_inner(self) -> T {
-        let Self { listed, file } = self;
-        drop(listed);
-        file
+        let mut this = ManuallyDrop::new(self);
+        LIST.with(|numbers| leave(numbers, this.0.as_raw_fd()));
+        // SAFETY: `this` is not dropped, so nothing else takes the file out.
+        unsafe { ManuallyDrop::take(&mut this.0) }
+    }
+}
+
+impl<T: AsRawFd> Drop for CloseOnFork<T> {
+    fn drop(&mut self) {
+        // Closed while the list is held: a child that is forked meanwhile would keep the file, and nobody would
+        // close it there.
+        LIST.with(|numbers| {
+            leave(numbers, self.0.as_raw_fd());
+            // SAFETY: this is the only place that drops the file, and nothing uses it afterwards.
+            unsafe { ManuallyDrop::drop(&mut self.0) };
+        });
+    }
+}
+
+fn leave(numbers: &mut Vec<RawFd>, number: RawFd) {
+    if let Some(at) = numbers.iter().position(|listed| *listed == number) {
+        numbers.swap_remove(at);
     }
 }
 
@@ -37,41 +72,19 @@ impl<T: AsRawFd> Deref for CloseOnFork<T> {
     type Target = T;
 
     fn deref(&self) -> &T {
-        &self.file
+        &self.0
     }
 }
 
 impl<T: AsRawFd + AsFd> AsFd for CloseOnFork<T> {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.file.as_fd()
+        self.0.as_fd()
     }
 }
 
 impl<T: AsRawFd + Into<Self>> From<CloseOnFork<T>> for OwnedFd {
     fn from(file: CloseOnFork<T>) -> Self {
         file.into_inner().into()
-    }
-}
-
-/// A number in the list, until dropped.
-#[derive(Debug)]
-struct Listed(RawFd);
-
-impl Listed {
-    fn enter(number: RawFd) -> Self {
-        LIST.install();
-        LIST.with(|numbers| numbers.push(number));
-        Self(number)
-    }
-}
-
-impl Drop for Listed {
-    fn drop(&mut self) {
-        LIST.with(|numbers| {
-            if let Some(at) = numbers.iter().position(|number| *number == self.0) {
-                numbers.swap_remove(at);
-            }
-        });
     }
 }
 

@@ -4,6 +4,7 @@
 //! registry and hands out the descriptor, and a newcomer asks any holder for it. While a holder lives, all have
 //! the same memory. After the last is gone, however it ended, the next begins with zeros.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -192,7 +193,12 @@ impl Registry {
         layout_version: u32,
     ) -> Result<Option<(SharedSegment, u64)>, RegistryError> {
         let mut refused = None;
+        // A process may hold the segment several times: if it is stopped, it is waited for once.
+        let mut silent = BTreeSet::new();
         for (name, record) in holders {
+            if silent.contains(&record.process) {
+                continue;
+            }
             match self.attach_as(record, key, len, layout_version) {
                 Ok(Some(segment)) => return Ok(Some((segment, record.inode))),
                 // Remove the stale entry for good: nobody may attach it once there is another segment.
@@ -206,7 +212,10 @@ impl Registry {
                     }
                 }
                 // All holders have the same memory, so another one may give it if this one does not.
-                Err(error) => refused = refused.or(Some(error)),
+                Err(error) => {
+                    silent.insert(record.process);
+                    refused = refused.or(Some(error));
+                }
             }
         }
         refused.map_or(Ok(None), Err)

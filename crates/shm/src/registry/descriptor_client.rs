@@ -38,6 +38,17 @@ enum Path {
     /// It is this one.
     Own(Arc<Member>),
     Socket(OwnedFd),
+    /// It did not answer. A late answer must not be taken for that to another question.
+    Unanswered,
+}
+
+/// Why there is no answer.
+enum AskError {
+    /// The process closed the connection: it is dead, or it lost patience while this process was stopped.
+    Closed,
+    /// It did not answer in time.
+    Unanswered,
+    Failed(io::Error),
 }
 
 impl std::fmt::Debug for Path {
@@ -45,6 +56,7 @@ impl std::fmt::Debug for Path {
         f.write_str(match self {
             Self::Own(_) => "Own",
             Self::Socket(_) => "Socket",
+            Self::Unanswered => "Unanswered",
         })
     }
 }
@@ -62,7 +74,7 @@ impl DescriptorClient {
         Self::connect_within(registry, process, ANSWER_LIMIT)
     }
 
-    /// [`connect`](Self::connect), with a limit of its own for each answer.
+    /// [`connect`](Self::connect), with a limit of its own for connecting, and for each answer.
     ///
     /// # Errors
     ///
@@ -72,37 +84,16 @@ impl DescriptorClient {
         process: ProcessId,
         limit: Duration,
     ) -> Result<Option<Self>, RegistryError> {
-        let client = |path| Self {
+        let path = match registry.own_member().filter(|own| own.id() == process) {
+            Some(own) => Some(Path::Own(own)),
+            None => dial(registry, process, limit)?.map(Path::Socket),
+        };
+        Ok(path.map(|path| Self {
             registry: registry.clone(),
             process,
             path,
             limit,
-        };
-        if let Some(own) = registry.own_member().filter(|own| own.id() == process) {
-            return Ok(Some(client(Path::Own(own))));
-        }
-        let Some(dir) = registry.open_existing_directory()? else {
-            return Ok(None);
-        };
-        let socket = member::socket_name(process.slot);
-        let address = registry.socket_address(&dir, &socket)?;
-        let begin = Instant::now();
-        loop {
-            match connect_now(&address) {
-                Ok(stream) => {
-                    // The slot may have another holder by now. Its sources would not know our objects, but its
-                    // pidfd would be taken for the other's.
-                    let lives = registry.is_alive_in(&dir, process);
-                    return Ok(lives.then(|| client(Path::Socket(stream.into()))));
-                }
-                Err(Errno::NOENT | Errno::CONNREFUSED) => return Ok(None),
-                Err(Errno::INTR) => {}
-                Err(Errno::AGAIN) if !registry.is_alive_in(&dir, process) => return Ok(None),
-                Err(Errno::AGAIN) if begin.elapsed() < limit => thread::sleep(RETRY_EVERY),
-                Err(Errno::AGAIN) => return Err(registry.unanswered(process, limit)),
-                Err(errno) => return Err(registry.failed(&socket, errno)),
-            }
-        }
+        }))
     }
 
     /// Returns a pidfd of the process; `None` if the process has none, or is dead.
@@ -136,7 +127,7 @@ impl DescriptorClient {
                     .descriptors(request)
                     .map_err(|error| self.failed(error)),
             },
-            Path::Socket(_) => self.ask(Request::Object(object, request)),
+            Path::Socket(_) | Path::Unanswered => self.ask(Request::Object(object, request)),
         }
     }
 
@@ -150,18 +141,41 @@ impl DescriptorClient {
         match &self.path {
             Path::Own(_) => Some(std::process::id()),
             Path::Socket(socket) => peer_credentials(socket).ok()?.pid,
+            Path::Unanswered => None,
         }
     }
 
-    fn ask(&self, request: Request) -> Result<Option<Vec<OwnedFd>>, RegistryError> {
-        let Path::Socket(socket) = &self.path else {
-            return Ok(None);
-        };
+    fn ask(&mut self, request: Request) -> Result<Option<Vec<OwnedFd>>, RegistryError> {
+        for _ in 0..2 {
+            let Path::Socket(socket) = &self.path else {
+                break;
+            };
+            match self.ask_once(socket, request) {
+                Ok(found) => return Ok(found),
+                Err(AskError::Failed(error)) => return Err(self.failed(error)),
+                Err(AskError::Unanswered) => break,
+                Err(AskError::Closed) if !self.registry.is_alive(self.process) => return Ok(None),
+                Err(AskError::Closed) => match dial(&self.registry, self.process, self.limit)? {
+                    Some(socket) => self.path = Path::Socket(socket),
+                    None => return Ok(None),
+                },
+            }
+        }
+        self.path = Path::Unanswered;
+        Err(self.registry.unanswered(self.process, self.limit))
+    }
+
+    fn ask_once(
+        &self,
+        socket: &OwnedFd,
+        request: Request,
+    ) -> Result<Option<Vec<OwnedFd>>, AskError> {
         match descriptor_passing::send(socket, &request.encode(), &[]) {
             Ok(REQUEST_BYTES) => {}
-            // It ended, or is no server of ours.
-            Ok(_) | Err(Errno::PIPE | Errno::CONNRESET | Errno::NOTCONN) => return Ok(None),
-            Err(errno) => return Err(self.failed(errno.into())),
+            Ok(_) | Err(Errno::PIPE | Errno::CONNRESET | Errno::NOTCONN) => {
+                return Err(AskError::Closed);
+            }
+            Err(errno) => return Err(AskError::Failed(errno.into())),
         }
         let begin = Instant::now();
         let mut bytes = [0; REPLY_BYTES];
@@ -173,21 +187,20 @@ impl DescriptorClient {
                             Ok(Some(came.descriptors))
                         }
                         // The kernel leaves out those that this process has no room for.
-                        ReplyStatus::Here(_) => Err(self.failed(Errno::MFILE.into())),
+                        ReplyStatus::Here(_) => Err(AskError::Failed(Errno::MFILE.into())),
                         ReplyStatus::Gone => Ok(None),
                         ReplyStatus::Failed(errno) => {
-                            Err(self.failed(io::Error::from_raw_os_error(errno)))
+                            Err(AskError::Failed(io::Error::from_raw_os_error(errno)))
                         }
                     };
                 }
-                // It ended, or is no server of ours.
-                Ok(_) | Err(Errno::CONNRESET) => return Ok(None),
+                Ok(_) | Err(Errno::CONNRESET) => return Err(AskError::Closed),
                 Err(Errno::AGAIN | Errno::INTR) => {}
-                Err(errno) => return Err(self.failed(errno.into())),
+                Err(errno) => return Err(AskError::Failed(errno.into())),
             }
             let left = self.limit.saturating_sub(begin.elapsed());
             if left.is_zero() {
-                return Err(self.registry.unanswered(self.process, self.limit));
+                return Err(AskError::Unanswered);
             }
             wait_readable(socket, left.min(LOOK_EVERY));
             // A child that was made by a raw system call may keep a dead process's socket.
@@ -212,6 +225,36 @@ impl Registry {
         RegistryError::Unanswered {
             who,
             millis: limit.as_millis() as u64,
+        }
+    }
+}
+
+/// Connects to a process's socket. Returns `None` if it is dead, or serves nothing.
+fn dial(
+    registry: &Arc<Registry>,
+    process: ProcessId,
+    limit: Duration,
+) -> Result<Option<OwnedFd>, RegistryError> {
+    let Some(dir) = registry.open_existing_directory()? else {
+        return Ok(None);
+    };
+    let socket = member::socket_name(process.slot);
+    let address = registry.socket_address(&dir, &socket)?;
+    let begin = Instant::now();
+    loop {
+        match connect_now(&address) {
+            Ok(stream) => {
+                // The slot may have another holder by now. Its sources would not know our objects, but its
+                // pidfd would be taken for the other's.
+                let lives = registry.is_alive_in(&dir, process);
+                return Ok(lives.then(|| stream.into()));
+            }
+            Err(Errno::NOENT | Errno::CONNREFUSED) => return Ok(None),
+            Err(Errno::INTR) => {}
+            Err(Errno::AGAIN) if !registry.is_alive_in(&dir, process) => return Ok(None),
+            Err(Errno::AGAIN) if begin.elapsed() < limit => thread::sleep(RETRY_EVERY),
+            Err(Errno::AGAIN) => return Err(registry.unanswered(process, limit)),
+            Err(errno) => return Err(registry.failed(&socket, errno)),
         }
     }
 }

@@ -246,7 +246,7 @@ impl Shared {
                 match accept_with(&self.listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
                     Ok(socket) => clients.push(Client { socket, heard: now }),
                     Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => {}
-                    // No more descriptors: those of this process's clients come back soon.
+                    // No more descriptors. The client stays in the backlog.
                     Err(_) => std::thread::sleep(Duration::from_millis(10)),
                 }
             }

@@ -16,15 +16,16 @@ use super::{IDENTITY_FILE, Registry, RegistryError};
 use crate::fork::CloseOnFork;
 
 const LOCK_FILE: &str = "lock";
-/// Files that belong to no process.
-const COMMON_FILES: [&str; 2] = [LOCK_FILE, IDENTITY_FILE];
+/// Files that belong to no process, in the order in which they are removed. Once the lock file is gone, another process
+/// may use the directory.
+const COMMON_FILES: [&str; 2] = [IDENTITY_FILE, LOCK_FILE];
 /// Permissions of a directory that a process makes. The sticky bit means nothing in a directory of one user. It
 /// tells the directory from one that somebody else made, which is kept when all have left.
 const MADE_MODE: u32 = 0o1700;
 
 /// How long to wait for another process to release the lock, which is held for a few system calls.
 pub(super) const LOCK_TIMEOUT: Duration = Duration::from_secs(10);
-const RETRY_EVERY: Duration = Duration::from_millis(1);
+pub(super) const RETRY_EVERY: Duration = Duration::from_millis(1);
 
 /// The directory, locked against changes by others until dropped.
 #[derive(Debug)]
@@ -142,8 +143,9 @@ impl Registry {
         start: Instant,
     ) -> Result<Option<LockedDirectory>, RegistryError> {
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let lock = match openat(&dir, LOCK_FILE, flags, Mode::RUSR | Mode::WUSR) {
-            Ok(lock) => CloseOnFork::new(lock),
+        let opened = CloseOnFork::open(|| openat(&dir, LOCK_FILE, flags, Mode::RUSR | Mode::WUSR));
+        let lock = match opened {
+            Ok(lock) => lock,
             Err(Errno::NOENT) => return Ok(None),
             Err(errno) => return Err(self.failed(LOCK_FILE, errno)),
         };

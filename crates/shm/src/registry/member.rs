@@ -4,16 +4,17 @@
 use std::collections::HashSet;
 use std::fs::File;
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant};
 
 use rustix::fs::{AtFlags, Mode, OFlags, openat, renameat, unlinkat};
 use rustix::io::Errno;
 
 use super::descriptor_client::DescriptorClient;
 use super::descriptor_server::{DescriptorServer, DescriptorSource};
+use super::directory::{LOCK_TIMEOUT, RETRY_EVERY};
 use super::record::{self, ProcessRecord};
-use super::{Registry, RegistryError, temporary};
+use super::{Registry, RegistryError, create_file, temporary, try_lock, write_all};
 use crate::file_lock;
 use crate::fork::{CloseOnFork, ForkGeneration};
 use crate::liveness::{
@@ -45,17 +46,38 @@ impl Registry {
     ///
     /// The directory cannot be used, or has no room for an entry.
     pub fn join(self: &Arc<Self>) -> Result<Arc<Member>, RegistryError> {
-        let mut known = self.member.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = self.lock_member()?;
         if let Some(member) = known.upgrade()
             && !member.is_foreign()
         {
             return Ok(member);
         }
         let locked = self.lock()?;
+        // Whoever only uses names cleans up after the dead here.
+        self.clean(&locked.dir)?;
         let made = self.make_member(&locked.dir);
         let made = made.inspect_err(|_| self.remove_if_empty(&locked))?;
         *known = Arc::downgrade(&made);
         Ok(made)
+    }
+
+    /// Locks this process's membership. In a child that was forked while another thread held the lock, nobody
+    /// releases it: the wait has a limit.
+    pub(super) fn lock_member(&self) -> Result<MutexGuard<'_, Weak<Member>>, RegistryError> {
+        let begin = Instant::now();
+        loop {
+            if let Some(guard) = try_lock(&self.member) {
+                return Ok(guard);
+            }
+            if begin.elapsed() > 2 * LOCK_TIMEOUT {
+                return Err(RegistryError::Busy {
+                    what: "another thread, or a thread of the parent of this process, has been joining the registry"
+                        .to_owned(),
+                    seconds: begin.elapsed().as_secs(),
+                });
+            }
+            std::thread::sleep(RETRY_EVERY);
+        }
     }
 
     /// The caller holds the lock.
@@ -96,13 +118,15 @@ impl Registry {
     ) -> Result<CloseOnFork<File>, RegistryError> {
         self.check_file_size(bytes)?;
         let temporary = temporary(dir);
-        let written = self.write_whole(dir, &temporary, bytes);
-        let locked = written.map(CloseOnFork::new).and_then(|file| {
+        let write = || -> Result<_, Errno> {
+            let file = CloseOnFork::open(|| create_file(dir, &temporary))?;
+            write_all(&file, bytes)?;
             // Nobody else has opened the new file.
             file_lock::try_lock(&file)?;
             renameat(dir, &temporary, dir, name)?;
             Ok(file)
-        });
+        };
+        let locked = write();
         locked.map_err(|errno| {
             let _ = unlinkat(dir, &temporary, AtFlags::empty());
             self.write_error(name, bytes, errno)
@@ -268,6 +292,8 @@ impl Member {
         let server = match &mut *server {
             Some(server) => server,
             none => {
+                // One that a failed start left. The slot is this process's.
+                let _ = unlinkat(dir, socket_name(self.id.slot), AtFlags::empty());
                 let listener = self.registry.listen(dir, &socket_name(self.id.slot))?;
                 let pidfd = open_own_pidfd().ok();
                 let made = DescriptorServer::start(listener, pidfd).map_err(|source| {

@@ -58,6 +58,15 @@ impl Registry {
 
     /// Connects to the live process that listens under `name`.
     pub fn connect_name(&self, name: &str) -> Result<UnixStream, RegistryError> {
+        self.connect_name_within(name, CONNECT_TIMEOUT)
+    }
+
+    /// [`connect_name`](Self::connect_name), with a limit of its own for a listener that accepts nothing.
+    pub fn connect_name_within(
+        &self,
+        name: &str,
+        limit: Duration,
+    ) -> Result<UnixStream, RegistryError> {
         check_name(name)?;
         let nobody = || RegistryError::NobodyListening {
             name: name.to_owned(),
@@ -78,14 +87,12 @@ impl Registry {
                 Ok(stream) => return Ok(stream),
                 Err(Errno::NOENT | Errno::CONNREFUSED) => return Err(nobody()),
                 Err(Errno::INTR) => {}
-                Err(Errno::AGAIN) if start.elapsed() < CONNECT_TIMEOUT => {
-                    thread::sleep(RETRY_EVERY)
-                }
+                Err(Errno::AGAIN) if start.elapsed() < limit => thread::sleep(RETRY_EVERY),
                 Err(Errno::AGAIN) => {
                     let what = format!("the listener under the name {name} accepted no connection");
                     return Err(RegistryError::Busy {
                         what,
-                        seconds: CONNECT_TIMEOUT.as_secs(),
+                        seconds: limit.as_secs(),
                     });
                 }
                 Err(errno) => return Err(self.failed(&socket, errno)),
@@ -152,11 +159,14 @@ impl Registry {
     ) -> Result<CloseOnFork<UnixListener>, RegistryError> {
         let address = self.socket_address(dir, socket)?;
         let listen = || -> Result<_, Errno> {
-            let listener = socket_with(AddressFamily::UNIX, SocketType::STREAM, FLAGS, None)?;
+            let listener = CloseOnFork::open(|| {
+                socket_with(AddressFamily::UNIX, SocketType::STREAM, FLAGS, None)
+                    .map(UnixListener::from)
+            })?;
             bind(&listener, &address)?;
             listen(&listener, BACKLOG)?;
             ioctl_fionbio(&listener, false)?;
-            Ok(CloseOnFork::new(UnixListener::from(listener)))
+            Ok(listener)
         };
         listen().map_err(|errno| {
             let _ = unlinkat(dir, socket, AtFlags::empty());

@@ -51,7 +51,7 @@ pub struct ProcessRecord {
 /// Maximum length of a host name, in bytes.
 pub const HOST_NAME_BYTES_MAX: usize = 255;
 
-/// Version of the entries. All versions begin with magic, version and process.
+/// Version of the entries. From version 2 on, all versions begin with magic, version and process.
 const VERSION: u32 = 2;
 const MAGIC: &[u8; 4] = b"HWrg";
 
