@@ -20,6 +20,7 @@ use crate::limits::DaemonLimits;
 use crate::snapshot::Snapshot;
 
 mod applications;
+mod connect_timeout;
 mod handshake;
 mod shutdown;
 

@@ -2,7 +2,7 @@
 //! is reused.
 //!
 //! A process is known by its entry in a registry: a slot, and a generation that no other holder of the slot has.
-//! It lives while the kernel keeps the lock on that entry ([`file_lock`](crate::file_lock)). To be told of its
+//! It lives while the kernel keeps the lock on that entry ([`file_lock`]). To be told of its
 //! death, others get a pidfd that the process opened of itself.
 
 use std::fs::File;

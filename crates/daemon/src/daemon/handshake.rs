@@ -17,7 +17,7 @@ use super::{
 use crate::auth::{AuthClaim, CallRole};
 use crate::control::{DomainPair, Message, VERSION_OLDEST};
 use crate::domain::{DomainId, Offer, QpGroupKey};
-use headworks_verbs::{Duration, Instant};
+use headworks_verbs::Duration;
 use slab::Slab;
 
 /// Maximum number of dials to an address that does not answer.
@@ -26,13 +26,6 @@ const CALLS: u32 = 100;
 const STRANGERS: usize = 256;
 /// Age from which a stream without an introduction is closed when another stream arrives.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// How long the other host has to answer a connect request, dial and introduction included.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-/// Number of unanswered connect requests from which the other daemon counts as unreachable.
-const GIVEN_UP_MAX: usize = 1000;
-/// Client of a connect request that was given up. No session has this number.
-const NOBODY: SessionId = SessionId(0);
-
 impl Daemon {
     /// Serves an application's connect request.
     pub(super) fn request_connection(
@@ -89,63 +82,8 @@ impl Daemon {
         }
     }
 
-    /// Refuses the connect requests that nobody has answered within [`CONNECT_TIMEOUT`]: the other host is silent, or
-    /// its daemon is stopped.
-    pub(super) fn give_up_requests(&mut self) {
-        let (now, limit) = (self.now, self.now + CONNECT_TIMEOUT);
-        let mut earliest = None;
-        let mut is_over = |request: &mut PendingConnect| {
-            let until = *request.until.get_or_insert(limit);
-            let is_over = until <= now;
-            if !is_over {
-                earliest = Some(earliest.map_or(until, |other: Instant| other.min(until)));
-            }
-            is_over
-        };
-        let mut over = Vec::new();
-        let mut silent = Vec::new();
-        for (address, route) in &mut self.routes {
-            if let PeerRoute::Dialing(_, wishes) = route {
-                over.extend(wishes.extract_if(.., |wish| is_over(wish)));
-                if wishes.is_empty() {
-                    silent.push(*address);
-                }
-            }
-        }
-        let mut lost = Vec::new();
-        for (peer, of) in &mut self.peers {
-            let mut given_up = 0;
-            for (_, wish) in &mut of.wishes {
-                // The entry stays for the answer that may still come. No client gets that answer.
-                if wish.client != NOBODY && is_over(wish) {
-                    over.push(*wish);
-                    (wish.client, wish.watch) = (NOBODY, None);
-                }
-                given_up += usize::from(wish.client == NOBODY);
-            }
-            if given_up > GIVEN_UP_MAX {
-                lost.push(*peer);
-            }
-        }
-        (self.has_new_requests, self.requests_until) = (false, earliest);
-        for address in silent {
-            self.routes.remove(&address);
-            let dialed = |of: &Peer| of.called == Some(address) && of.known.is_none();
-            let unanswered = self.peers.iter().filter(|(_, of)| dialed(of));
-            let unanswered: Vec<PeerId> = unanswered.map(|(peer, _)| *peer).collect();
-            unanswered.into_iter().for_each(|peer| self.drop_call(peer));
-        }
-        for request_connection in over {
-            self.refuse(&request_connection, Refusal::TimedOut);
-        }
-        for peer in lost {
-            self.outputs.push_back(Output::HangUp(peer));
-            self.lose(peer, Reset::Unreachable);
-        }
-    }
-
     /// Refuses a connect request.
-    fn refuse(&mut self, request_connection: &PendingConnect, why: Refusal) {
+    pub(super) fn refuse(&mut self, request_connection: &PendingConnect, why: Refusal) {
         self.hang_up(request_connection.watch);
         let request = request_connection.request;
         self.answer(request_connection.client, Reply::Refused { request, why });
@@ -444,7 +382,7 @@ impl Daemon {
     }
 
     /// Closes a stream that is not needed, without a message: neither side did anything wrong.
-    fn drop_call(&mut self, peer: PeerId) {
+    pub(super) fn drop_call(&mut self, peer: PeerId) {
         self.peers.remove(&peer);
         self.outputs.push_back(Output::HangUp(peer));
     }
