@@ -52,7 +52,8 @@ fn run(trial: Trial, one: &Environment, other: &Environment) -> Outcome {
     let place = Place::new();
     match trial {
         Trial::Pipe => {
-            let listener = place.start(one, Role::PipeListen)?;
+            let mut listener = place.start(one, Role::PipeListen)?;
+            listener.expect("ready")?;
             let connector = place.start(other, Role::PipeConnect)?;
             expect_all(vec![connector, listener])
         }

@@ -242,6 +242,9 @@ fn play(role: Role, place: &Path, port: u16) -> Result {
                 deadline: Some(until()),
                 ..WaitOptions::default()
             };
+            // The listener makes the registry.
+            let _member = headworks::registry()?.join()?;
+            say("ready");
             let pipe = Pipe::listen(&"soft:h1".parse()?, "pipe", waiting)?;
             fork_a_child(&leash);
             pass(pipe)
