@@ -19,8 +19,8 @@ use sandbox::{Environment, Place, SandboxedProcess};
 
 /// How long a process has to take its next step.
 const LIMIT: Duration = Duration::from_secs(60);
-/// How long a death may go unnoticed.
-const NOTICE: Duration = Duration::from_secs(1);
+/// How long a death may go unnoticed on a machine that does several other things; the test prints how long it did.
+const NOTICE: Duration = Duration::from_secs(10);
 
 /// What is tried in each environment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -102,6 +102,7 @@ fn notices(survivor: &mut SandboxedProcess, victim: &mut SandboxedProcess) -> Ou
     let killed = victim.kill_role();
     survivor.expect("gone")?;
     let took = killed.elapsed();
+    println!("a death was noticed after {took:?}");
     match took < NOTICE {
         true => Ok(()),
         false => Err(format!("the death was noticed after {took:?}")),
