@@ -149,22 +149,33 @@ impl Registry {
     /// Returns a number that identifies this registry while it has entries; any other has another number. Makes
     /// the directory if it is missing.
     pub fn identity(&self) -> Result<u64, RegistryError> {
-        let locked = self.lock()?;
-        let known = self.read_entry(&locked.dir, IDENTITY_FILE)?;
-        let mut bytes = match known {
-            Some(bytes) if bytes.len() == IDENTITY_BYTES => bytes,
-            _ => {
-                let halves = [new_generation(), new_generation()];
-                let bytes: Vec<u8> = halves.into_iter().flat_map(u64::to_le_bytes).collect();
-                self.write_entry(&locked.dir, IDENTITY_FILE, &bytes)?;
-                bytes
-            }
+        let dir = self.open_or_create_directory()?;
+        let is_whole = |bytes: &Vec<u8>| bytes.len() == IDENTITY_BYTES;
+        let known = self.read_entry(&dir, IDENTITY_FILE)?;
+        let (dir, mut bytes) = match known.filter(is_whole) {
+            Some(bytes) => (dir, bytes),
+            None => self.make_identity()?,
         };
         // A copy of the directory is another registry.
-        let stat = fstat(&locked.dir).map_err(|errno| self.failed("", errno))?;
+        let stat = fstat(&dir).map_err(|errno| self.failed("", errno))?;
         bytes.extend_from_slice(&stat.st_dev.to_le_bytes());
         bytes.extend_from_slice(&stat.st_ino.to_le_bytes());
         Ok(fnv1a(&bytes).max(1))
+    }
+
+    /// Makes the registry's random number, unless another process has. Returns it, and the directory.
+    fn make_identity(&self) -> Result<(OwnedFd, Vec<u8>), RegistryError> {
+        let locked = self.lock()?;
+        let dir = locked.dir.try_clone();
+        let dir = dir.map_err(|source| RegistryError::io("using", &self.path, source))?;
+        let known = self.read_entry(&locked.dir, IDENTITY_FILE)?;
+        if let Some(bytes) = known.filter(|bytes| bytes.len() == IDENTITY_BYTES) {
+            return Ok((dir, bytes));
+        }
+        let halves = [new_generation(), new_generation()];
+        let bytes: Vec<u8> = halves.into_iter().flat_map(u64::to_le_bytes).collect();
+        self.write_entry(&locked.dir, IDENTITY_FILE, &bytes)?;
+        Ok((dir, bytes))
     }
 
     /// Returns the names of all entries.

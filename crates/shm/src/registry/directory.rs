@@ -9,11 +9,12 @@ use std::time::{Duration, Instant};
 use rustix::fs::{
     AtFlags, FileType, FlockOperation, Mode, OFlags, flock, fstat, open, openat, stat, unlinkat,
 };
-use rustix::io::Errno;
+use rustix::io::{Errno, pread, pwrite};
 use rustix::process::getuid;
 
 use super::{IDENTITY_FILE, Registry, RegistryError};
 use crate::fork::CloseOnFork;
+use crate::process_limits;
 
 const LOCK_FILE: &str = "lock";
 /// Files that belong to no process, in the order in which they are removed. Once the lock file is gone, another process
@@ -26,6 +27,28 @@ const MADE_MODE: u32 = 0o1700;
 /// How long to wait for another process to release the lock, which is held for a few system calls.
 pub(super) const LOCK_TIMEOUT: Duration = Duration::from_secs(10);
 pub(super) const RETRY_EVERY: Duration = Duration::from_millis(1);
+
+/// Longest pause between two tries: many waiting processes must not keep the holder from its processor.
+const RETRY_MAX: Duration = Duration::from_millis(16);
+
+/// Returns how often the lock was taken, as its holders count; 0 if nobody counted.
+fn read_turn(lock: &OwnedFd) -> u64 {
+    let mut turn = [0; 8];
+    match pread(lock, &mut turn, 0) {
+        Ok(8) => u64::from_le_bytes(turn),
+        _ => 0,
+    }
+}
+
+/// Counts that the lock was taken. Called by its holder. If it fails (a full disk), others wait no longer than before.
+fn write_turn(lock: &OwnedFd) {
+    let turn = read_turn(lock).wrapping_add(1);
+    // Writing beyond the file size limit would raise a fatal signal.
+    if process_limits::file_size().is_some_and(|limit| limit < 8) {
+        return;
+    }
+    let _ = pwrite(lock, &turn.to_le_bytes(), 0);
+}
 
 /// The directory, locked against changes by others until dropped.
 #[derive(Debug)]
@@ -149,17 +172,26 @@ impl Registry {
             Err(Errno::NOENT) => return Ok(None),
             Err(errno) => return Err(self.failed(LOCK_FILE, errno)),
         };
+        // Many processes may wait, each for its turn: the limit is for one holder.
+        let (mut start, mut seen) = (start, None);
+        let mut pause = RETRY_EVERY;
         loop {
             match flock(&*lock, FlockOperation::NonBlockingLockExclusive) {
                 Ok(()) => break,
                 Err(Errno::INTR) => {}
                 Err(Errno::WOULDBLOCK) => {
+                    let turn = read_turn(&lock);
+                    if seen.replace(turn) != Some(turn) {
+                        start = Instant::now();
+                    }
                     self.check_lock_timeout(start, "its lock has been held by another process")?;
-                    thread::sleep(RETRY_EVERY);
+                    thread::sleep(pause);
+                    pause = (pause * 2).min(RETRY_MAX);
                 }
                 Err(errno) => return Err(self.failed(LOCK_FILE, errno)),
             }
         }
+        write_turn(&lock);
         let linked = fstat(&*lock).is_ok_and(|stat| stat.st_nlink > 0);
         let current = linked && self.is_current(&dir);
         Ok(current.then_some(LockedDirectory { dir, lock }))

@@ -54,7 +54,9 @@ impl Registry {
         }
         let locked = self.lock()?;
         // Whoever only uses names cleans up after the dead here.
-        self.clean(&locked.dir)?;
+        if self.has_dead(&locked.dir)? {
+            self.clean(&locked.dir)?;
+        }
         let made = self.make_member(&locked.dir);
         let made = made.inspect_err(|_| self.remove_if_empty(&locked))?;
         *known = Arc::downgrade(&made);
@@ -237,6 +239,20 @@ impl Registry {
         }
     }
 
+    /// Returns whether a slot has no living holder.
+    fn has_dead(&self, dir: &OwnedFd) -> Result<bool, RegistryError> {
+        for name in self.entries(dir)? {
+            let slot = parse_file_name(&name).filter(|slot| name == file_name(*slot));
+            if slot.is_some()
+                && let Some(entry) = self.open_entry(dir, &name)?
+                && matches!(file_lock::is_locked(entry), Ok(false))
+            {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
     /// Removes the entry and the socket in a slot unless a process holds it. The caller holds the lock.
     pub(super) fn clean_slot(&self, dir: &OwnedFd, slot: u32) -> Result<(), RegistryError> {
         let is_held = match self.open_entry(dir, &file_name(slot))? {
@@ -329,6 +345,10 @@ impl Drop for Member {
             // Not if the directory was removed and made again.
             if entry.is_ok_and(|bytes| bytes.as_deref().and_then(record::owner) == Some(self.id)) {
                 remove_slot(&locked.dir, self.id.slot);
+            }
+            // Perhaps nobody comes who would remove what the dead left.
+            if matches!(self.registry.has_dead(&locked.dir), Ok(true)) {
+                let _ = self.registry.clean(&locked.dir);
             }
             self.registry.remove_if_empty(&locked);
         }

@@ -139,6 +139,17 @@ fn slots_are_used_again_by_others_that_are_told_apart() {
 }
 
 #[test]
+fn the_last_to_leave_removes_what_the_dead_left() {
+    let (_parent, registry) = new_registry();
+    let (us, other) = (Process::join(&registry), Process::join(&registry));
+    std::mem::forget(other.registry.bind_name("a").expect("bind"));
+    other.die();
+    assert!(entries(&registry).len() > 1);
+    drop(us);
+    assert!(!registry.path().exists());
+}
+
+#[test]
 fn a_directory_that_nobody_of_us_made_is_kept() {
     let parent = tempfile::tempdir().expect("tempdir");
     let path = parent.path().join("theirs");
