@@ -26,7 +26,7 @@ use crate::library::{self, call};
 use crate::remote::{self, Copy, CopyDirection};
 use crate::{connection, raw, sockets};
 
-// The same as in sockets, so that a flag of sockets means that here, or is refused.
+// These flags have the values of sockets. So a caller's socket flag means the same here, or the call refuses it.
 const NONBLOCK: c_int = libc::SOCK_NONBLOCK;
 const DONTWAIT: c_int = libc::MSG_DONTWAIT;
 const START: c_int = 0x100_0000;

@@ -140,7 +140,7 @@ mod tests {
     use super::*;
 
     /// Forks, runs `f` in the child and returns its result, which is the child's exit status.
-    fn in_child(f: impl FnOnce() -> i32) -> i32 {
+    pub(super) fn in_child(f: impl FnOnce() -> i32) -> i32 {
         // SAFETY: the child only runs `f`, which touches only atomics here, and exits at once.
         match unsafe { libc::fork() } {
             -1 => panic!("fork: {}", std::io::Error::last_os_error()),

@@ -14,7 +14,7 @@ use crate::daemon::PeerId;
 /// How long another host may take to answer a dial.
 const DIAL: Duration = Duration::from_secs(5);
 
-/// The same, for a daemon of this machine.
+/// How long a daemon of this machine may take to accept a dial.
 const LOCAL_DIAL: std::time::Duration = std::time::Duration::from_secs(1);
 
 /// Returns the name in the registry of the daemon at `address`.

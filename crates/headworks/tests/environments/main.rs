@@ -22,7 +22,7 @@ const LIMIT: Duration = Duration::from_secs(60);
 /// How long a death may go unnoticed on a machine that does several other things; the test prints how long it did.
 const NOTICE: Duration = Duration::from_secs(10);
 
-/// What is tried in each environment.
+/// A group of programs that the test runs in each environment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Trial {
     Pipe,
@@ -109,7 +109,7 @@ fn notices(survivor: &mut SandboxedProcess, victim: &mut SandboxedProcess) -> Ou
     }
 }
 
-/// What a cell of the table says.
+/// Returns the text of a table's cell.
 fn cell(outcome: &Outcome) -> String {
     match outcome {
         Ok(()) => "works".to_owned(),

@@ -15,15 +15,15 @@ use rustix::process::{Pid, Signal, kill_process_group};
 use super::LIMIT;
 use super::roles::{self, Prepare, Role};
 
-/// What surrounds a process.
+/// Namespaces, limits and user id of a process.
 pub(crate) struct Environment {
     /// Its name in the table.
     pub(crate) title: &'static str,
-    /// Program that makes it, with its arguments; none for the plain environment.
-    wrapper: &'static [&'static str],
+    /// Programs that make it, each with its arguments, the outer one first; none for the plain environment.
+    wrappers: &'static [&'static [&'static str]],
     /// Shell commands that run in the new namespaces before the program.
     setup: &'static str,
-    /// What the program does to itself first.
+    /// Restrictions that the program puts on itself first.
     prepare: Prepare,
 }
 
@@ -57,103 +57,89 @@ const NOBODY: &[&str] = &[
     "--regid=65534",
     "--clear-groups",
 ];
-const NOBODY_IN_NAMESPACES: &[&str] = &[
-    "setpriv",
-    "--reuid=65534",
-    "--regid=65534",
-    "--clear-groups",
-    "unshare",
-    "--user",
-    "--map-root-user",
-    "--pid",
-    "--fork",
-    "--kill-child",
-    "--mount-proc",
-];
-
 /// All environments. The first is the plain one.
 pub(crate) const ALL: &[Environment] = &[
     Environment {
         title: "plain",
-        wrapper: &[],
+        wrappers: &[],
         setup: "",
         prepare: Prepare::Nothing,
     },
     Environment {
         title: "PID namespace",
-        wrapper: PID,
+        wrappers: &[PID],
         setup: "",
         prepare: Prepare::Nothing,
     },
     Environment {
         title: "user and PID namespaces",
-        wrapper: USER,
+        wrappers: &[USER],
         setup: "",
         prepare: Prepare::Nothing,
     },
     Environment {
         title: "PID, mount, IPC, network, host name and cgroup namespaces",
-        wrapper: CONTAINER,
+        wrappers: &[CONTAINER],
         setup: "ip link set lo up",
         prepare: Prepare::Nothing,
     },
     Environment {
         title: "no `/proc`",
-        wrapper: MOUNT,
+        wrappers: &[MOUNT],
         setup: "mount -t tmpfs none /proc",
         prepare: Prepare::Nothing,
     },
     Environment {
         title: "`/proc` with hidepid",
-        wrapper: PID,
+        wrappers: &[PID],
         setup: "mount -t proc -o hidepid=2 proc /proc",
         prepare: Prepare::Nothing,
     },
     Environment {
         title: "not dumpable",
-        wrapper: &[],
+        wrappers: &[],
         setup: "",
         prepare: Prepare::NotDumpable,
     },
     Environment {
         title: "seccomp: Docker's default",
-        wrapper: &[],
+        wrappers: &[],
         setup: "",
-        prepare: Prepare::Forbid(roles::DOCKER),
+        prepare: Prepare::Forbid(&[roles::DOCKER]),
     },
     Environment {
         title: "seccomp: strict",
-        wrapper: &[],
+        wrappers: &[],
         setup: "",
-        prepare: Prepare::Forbid(roles::STRICT),
+        prepare: Prepare::Forbid(&[roles::DOCKER, roles::STRICT]),
     },
     Environment {
         title: "read-only root",
-        wrapper: MOUNT,
+        wrappers: &[MOUNT],
         setup: "mount --bind \"$HEADWORKS_PLACE\" \"$HEADWORKS_PLACE\" && mount -o remount,bind,ro /",
         prepare: Prepare::Nothing,
     },
     Environment {
         title: "no `/dev/shm`",
-        wrapper: MOUNT,
+        wrappers: &[MOUNT],
         setup: "mount -t tmpfs -o mode=0,ro none /dev/shm",
         prepare: Prepare::Nothing,
     },
     Environment {
         title: "64 MiB of `/dev/shm`",
-        wrapper: MOUNT,
+        wrappers: &[MOUNT],
         setup: "mount -t tmpfs -o size=64m none /dev/shm",
         prepare: Prepare::Nothing,
     },
     Environment {
         title: "another user id",
-        wrapper: NOBODY,
+        wrappers: &[NOBODY],
         setup: "",
         prepare: Prepare::Nothing,
     },
     Environment {
         title: "another user id, in user and PID namespaces",
-        wrapper: NOBODY_IN_NAMESPACES,
+        wrappers: &[NOBODY, USER],
         setup: "",
         prepare: Prepare::Nothing,
     },
@@ -174,14 +160,10 @@ impl Environment {
     /// Returns a command that runs `program`, a shell command, here. The shell stays when the program has ended, so
     /// that a PID namespace lives as long as a forked child in it.
     fn command(&self, place: &Place, program: &str) -> Command {
-        let mut shell = match self.wrapper {
-            [] => Command::new("sh"),
-            [wrapper, args @ ..] => {
-                let mut wrapper = Command::new(wrapper);
-                wrapper.args(args).arg("sh");
-                wrapper
-            }
-        };
+        let mut words = self.wrappers.concat();
+        words.push("sh");
+        let mut shell = Command::new(words[0]);
+        shell.args(&words[1..]);
         let setup = match self.setup {
             "" => "true",
             setup => setup,

@@ -174,25 +174,9 @@ mod tests {
     use std::io::{Read, Write};
     use std::os::unix::net::UnixStream;
 
+    use super::super::tests::in_child;
     use super::*;
     use crate::file_lock;
-
-    /// Forks, runs `f` in the child, and returns the child's exit status.
-    fn in_child(f: impl FnOnce() -> i32) -> i32 {
-        // SAFETY: the child only makes system calls and drops what it owns, and exits at once.
-        match unsafe { libc::fork() } {
-            -1 => panic!("fork: {}", std::io::Error::last_os_error()),
-            // SAFETY: the call ends the child without running any of the parent's code.
-            0 => unsafe { libc::_exit(f()) },
-            pid => {
-                let mut status = 0;
-                // SAFETY: the process is our own child, and `status` is a valid place for its status.
-                assert_eq!(unsafe { libc::waitpid(pid, &mut status, 0) }, pid);
-                assert!(libc::WIFEXITED(status), "the child was killed");
-                libc::WEXITSTATUS(status)
-            }
-        }
-    }
 
     #[test]
     fn a_child_keeps_neither_lock_nor_connection() {
