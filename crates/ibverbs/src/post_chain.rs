@@ -2,7 +2,7 @@
 //! is linked beforehand and reused by every call. The device gets the array as one chain: one call, one
 //! doorbell. Scatter/gather lists are not copied, because our entries are laid out as libibverbs'.
 
-use std::ptr::null_mut;
+use std::ptr::{null, null_mut};
 
 use headworks_verbs::{
     AhKey, Payload, PostError, PostErrorKind, QpCaps, RecvWr, RemoteAddr, SendOp, SendWr, Sge,
@@ -303,7 +303,7 @@ impl SendChain {
         let wr = abi::SendWr {
             wr_id: 0,
             next: null_mut(),
-            sg_list: std::ptr::null(),
+            sg_list: null(),
             num_sge: 0,
             opcode: 0,
             send_flags: 0,
@@ -443,9 +443,14 @@ fn write(
             }
             place.inline.addr = bytes.as_ptr() as u64;
             place.inline.len = bytes.len() as u32;
-            out.sg_list = &place.inline;
             // On some devices, an entry of 0 bytes has a meaning of its own.
-            out.num_sge = i32::from(!bytes.is_empty());
+            let entries = if bytes.is_empty() {
+                &[]
+            } else {
+                std::slice::from_ref(&place.inline)
+            };
+            out.sg_list = list(entries);
+            out.num_sge = entries.len() as i32;
             flags |= abi::SEND_INLINE;
             INLINE
         }
@@ -467,9 +472,20 @@ fn gather(out: &mut abi::SendWr, wr: &SendWr<'_>, rules: &Rules) -> Option<i64> 
     if sges.len() > rules.max_sge as usize || len > rules.max_message.into() {
         return None;
     }
-    out.sg_list = sges.as_ptr();
+    out.sg_list = list(sges);
     out.num_sge = sges.len() as i32;
     Some(len)
+}
+
+/// Pointer to a request's list of entries; null if the list is empty. The pointer of an empty slice is not null
+/// and points to no memory, but the library of irdma reads the first entry unless the pointer is null.
+#[inline(always)]
+fn list(sges: &[Sge]) -> *const Sge {
+    if sges.is_empty() {
+        null()
+    } else {
+        sges.as_ptr()
+    }
 }
 
 /// Number of bytes that a list of entries gathers.
@@ -502,7 +518,7 @@ impl RecvChain {
         let none = abi::RecvWr {
             wr_id: 0,
             next: null_mut(),
-            sg_list: std::ptr::null(),
+            sg_list: null(),
             num_sge: 0,
         };
         let wrs = WrArray::new(vec![none; len].into_boxed_slice());
@@ -548,7 +564,7 @@ impl RecvChain {
             // past the end.
             unsafe {
                 (*out).wr_id = wr.wr_id;
-                (*out).sg_list = wr.sges.as_ptr();
+                (*out).sg_list = list(wr.sges);
                 (*out).num_sge = wr.sges.len() as i32;
                 out = out.add(1);
             }

@@ -2,8 +2,8 @@
 //!
 //! | driver | `ordered_between_writes` | `atomic_aligned_8` | `in_order_within_write` | why |
 //! |---|---|---|---|---|
-//! | `mlx4_core`, `mlx5_core`, of vendor 0x2c9 | yes | yes | no | a queue pair's WRITEs are placed in order, because PCI Express keeps the order of posted writes (regions are never registered with relaxed ordering). An aligned word is within one posted write. The order within a WRITE is documented nowhere |
-//! | `rxe`, on x86-64 | yes | no | no | the kernel's thread copies packet after packet; how the copy stores words and bytes is not documented |
+//! | `mlx4_core`, `mlx5_core`, of vendor 0x2c9 | on x86-64 | yes | no | a queue pair's WRITEs are placed in order, because PCI Express keeps the order of posted writes (regions are never registered with relaxed ordering). Other architectures than x86-64 may let a processor see them in another order; libibverbs promises no order there either (`ibv_query_qp_data_in_order`). An aligned word is within one posted write. The order within a WRITE is documented nowhere |
+//! | `rxe` | on x86-64 | no | no | the kernel's thread copies packet after packet, and other architectures may show its stores in another order; how the copy stores words and bytes is not documented |
 //! | any other | no | no | no | not examined |
 //!
 //! Options of the device's name override these: `ordered_between_writes=yes` and so on. Later ConnectX can be
@@ -18,18 +18,19 @@ const VENDOR_MELLANOX: u32 = 0x02c9;
 /// Vendor id that the kernel's rxe reports. It has no driver in sysfs.
 const VENDOR_RXE: u32 = 0x00ff_ffff;
 
-/// Promises of a device of this driver and vendor. The driver alone is not enough: a software device on top
-/// of a NIC shows the NIC's driver.
-pub(crate) fn promises(driver: &str, vendor_id: u32) -> Promises {
+/// Promises of a device of this driver and vendor on a machine of this architecture, which is called as in
+/// [`std::env::consts::ARCH`]. The driver alone is not enough: a software device on top of a NIC shows the NIC's
+/// driver.
+pub(crate) fn promises(driver: &str, vendor_id: u32, architecture: &str) -> Promises {
+    let ordered_between_writes = architecture == "x86_64";
     match (driver, vendor_id) {
         ("mlx4_core" | "mlx5_core", VENDOR_MELLANOX) => Promises {
-            ordered_between_writes: true,
+            ordered_between_writes,
             atomic_aligned_8: true,
             in_order_within_write: 0,
         },
         ("rxe", VENDOR_RXE) => Promises {
-            // Other architectures may show the stores of one thread in another order.
-            ordered_between_writes: cfg!(target_arch = "x86_64"),
+            ordered_between_writes,
             ..Promises::default()
         },
         _ => Promises::default(),
@@ -48,13 +49,17 @@ pub(crate) fn most_retries(driver: &str) -> u8 {
 /// Driver of a device whose driver sysfs does not show.
 pub(crate) const UNKNOWN: &str = "unknown";
 
-/// Name of a device's driver, from sysfs (if it shows one) and the vendor id.
+/// Module of a device's driver, from the driver's name in sysfs (if it shows one) and the vendor id. The driver of
+/// an auxiliary device is called `MODULE.NAME`: that of a scalable function of mlx5 is `mlx5_core.sf`.
 pub(crate) fn driver(in_sysfs: Option<String>, vendor_id: u32) -> String {
     match (in_sysfs, vendor_id) {
         (_, VENDOR_RXE) => "rxe".to_owned(),
         // Without a vendor it is a software device, and sysfs shows the driver of the device below it.
         (_, 0) | (None, _) => UNKNOWN.to_owned(),
-        (Some(name), _) => name,
+        (Some(name), _) => match name.split_once('.') {
+            Some((module, _)) => module.to_owned(),
+            None => name,
+        },
     }
 }
 
@@ -81,16 +86,47 @@ mod tests {
     #[test]
     fn only_known_drivers_make_promises() {
         for driver in ["mlx4_core", "mlx5_core"] {
-            assert!(promises(driver, 0x2c9).atomic_aligned_8);
-            assert_eq!(promises(driver, 0x2c9).in_order_within_write, 0);
+            assert!(promises(driver, 0x2c9, "x86_64").atomic_aligned_8);
+            assert_eq!(promises(driver, 0x2c9, "x86_64").in_order_within_write, 0);
             // These are software devices on top of such a NIC.
             for vendor_id in [0, 0x62_6d74, 0xff_ffff] {
-                assert_eq!(promises(driver, vendor_id), Promises::default());
+                let promised = promises(driver, vendor_id, "x86_64");
+                assert_eq!(promised, Promises::default());
             }
         }
-        assert!(!promises("rxe", 0xff_ffff).atomic_aligned_8);
-        for driver in ["siw", "efa", "irdma", "unknown", ""] {
-            assert_eq!(promises(driver, 0x2c9), Promises::default(), "{driver}");
+        assert!(!promises("rxe", 0xff_ffff, "x86_64").atomic_aligned_8);
+        for driver in ["siw", "efa", "irdma", "mlx5_core2", "unknown", ""] {
+            let promised = promises(driver, 0x2c9, "x86_64");
+            assert_eq!(promised, Promises::default(), "{driver}");
+        }
+    }
+
+    #[test]
+    fn writes_are_promised_in_order_on_x86_64_alone() {
+        for (driver, vendor_id) in [
+            ("mlx4_core", 0x2c9),
+            ("mlx5_core", 0x2c9),
+            ("rxe", 0xff_ffff),
+        ] {
+            assert!(promises(driver, vendor_id, "x86_64").ordered_between_writes);
+            for architecture in ["aarch64", "powerpc64", "s390x", "riscv64"] {
+                let promised = promises(driver, vendor_id, architecture);
+                assert!(!promised.ordered_between_writes, "{driver}, {architecture}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_scalable_function_is_driven_by_mlx5_core() {
+        let of = |in_sysfs: &str| driver(Some(in_sysfs.to_owned()), 0x2c9);
+        assert_eq!(of("mlx5_core.sf"), "mlx5_core");
+        let promised = promises(&of("mlx5_core.sf"), 0x2c9, "x86_64");
+        assert!(promised.ordered_between_writes && promised.atomic_aligned_8);
+        let set = Some(OsStr::new("1"));
+        assert!(refusal(&of("mlx5_core.sf"), 0x2c9, set).is_some());
+        // Another module's name may begin alike.
+        for other in ["mlx5_core2", "mlx5_core2.sf", "mlx5.core"] {
+            assert_eq!(promises(&of(other), 0x2c9, "x86_64"), Promises::default());
         }
     }
 

@@ -312,6 +312,72 @@ fn invalid_requests_are_refused_by_kind_before_the_device() {
 }
 
 #[test]
+fn the_list_of_a_send_without_entries_is_null() {
+    let bench = Bench::new();
+    let mut qp = bench.ready(QpType::Rc);
+    let remote = RemoteAddr { addr: 8, rkey: 1 };
+    let ops = [
+        SendOp::Send,
+        SendOp::SendImm(1),
+        SendOp::Write(remote),
+        SendOp::WriteImm(remote, 1),
+    ];
+    let inline = ops.map(|op| (op, Payload::Inline(b"")));
+    let gathered = ops.map(|op| (op, Payload::Gather(&[])));
+    let read = (SendOp::Read(remote), Payload::Gather(&[]));
+    for (op, payload) in gathered.into_iter().chain(inline).chain([read]) {
+        // The slot held the list of another request before.
+        assert_eq!(qp.post_send(&[send(1)]), Ok(()));
+        let wr = SendWr {
+            op,
+            payload,
+            ..send(2)
+        };
+        assert_eq!(qp.post_send(&[wr]), Ok(()));
+        let dangling = bench.stub.lock().unwrap().dangling;
+        assert_eq!(dangling, 0, "{op:?}, {payload:?}");
+    }
+    let mut qp = bench.ready(QpType::Ud);
+    let ah = bench.pd.create_ah(&AhInit::to(Gid([3; 16]))).unwrap();
+    let to = Destination {
+        ah: ah.key(),
+        qpn: Qpn::default(),
+        qkey: 0,
+    };
+    let datagram = |op, payload| SendWr {
+        op,
+        payload,
+        ..send(3)
+    };
+    let wrs = [
+        datagram(SendOp::SendTo(to), Payload::Gather(&[])),
+        datagram(SendOp::SendToImm(to, 1), Payload::Gather(&[])),
+        datagram(SendOp::SendTo(to), Payload::Inline(b"")),
+    ];
+    assert_eq!(qp.post_send(&wrs), Ok(()));
+    assert_eq!(bench.stub.lock().unwrap().dangling, 0);
+}
+
+#[test]
+fn the_list_of_a_receive_without_entries_is_null() {
+    let bench = Bench::new();
+    let sges = [Sge::default()];
+    let receive = |sges| RecvWr { wr_id: 0, sges };
+    let wrs = [receive(&sges[..]), receive(&[]), receive(&sges[..0])];
+    let mut qp = bench.ready(QpType::Rc);
+    assert_eq!(qp.post_recv(&wrs), Ok(()));
+    assert_eq!(bench.stub.lock().unwrap().dangling, 0);
+    let srq = bench.pd.create_srq(&SrqInit {
+        max_wr: 10,
+        max_sge: 2,
+        limit: 0,
+    });
+    assert_eq!(srq.unwrap().post_recv(&wrs), Ok(()));
+    let stub = bench.stub.lock().unwrap();
+    assert_eq!((stub.receives.len(), stub.dangling), (2, 0));
+}
+
+#[test]
 fn datagrams_name_live_handles_of_their_own_domain() {
     let bench = Bench::with(",traffic_class=5", |_| {});
     let mut qp = bench.ready(QpType::Ud);

@@ -54,6 +54,9 @@ pub(super) struct State {
     pub(super) chains: Vec<Vec<Seen>>,
     /// Chains of receives: `wr_id` and scatter list of each.
     pub(super) receives: Vec<Vec<(u64, Vec<Sge>)>>,
+    /// Number of requests without entries whose list was not null. The library of irdma reads the first entry
+    /// of such a list.
+    pub(super) dangling: usize,
     /// Whether posted chains are not recorded.
     pub(super) forgets: bool,
     pub(super) posts: usize,

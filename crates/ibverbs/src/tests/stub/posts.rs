@@ -82,8 +82,11 @@ pub(super) unsafe extern "C" fn post_send(
             state.chains.push(chain);
             return errno;
         }
+        // SAFETY: the chain is valid for libibverbs.
+        let (list, length) = unsafe { ((*wr).sg_list, (*wr).num_sge) };
+        state.dangling += usize::from(length == 0 && !list.is_null());
         if !state.forgets {
-            // SAFETY: the chain is valid for libibverbs.
+            // SAFETY: as above.
             chain.push(unsafe { seen(&*wr) });
         }
         count += 1;
@@ -114,9 +117,12 @@ fn receive(
             state.receives.push(chain);
             return errno;
         }
+        // SAFETY: the chain is valid for libibverbs.
+        let (list, length) = unsafe { ((*wr).sg_list, (*wr).num_sge) };
+        state.dangling += usize::from(length == 0 && !list.is_null());
         if !state.forgets {
-            // SAFETY: the chain is valid for libibverbs.
-            chain.push(unsafe { ((*wr).wr_id, entries((*wr).sg_list, (*wr).num_sge)) });
+            // SAFETY: as above; the list has this many entries.
+            chain.push(unsafe { ((*wr).wr_id, entries(list, length)) });
         }
         count += 1;
         // SAFETY: as above.
