@@ -121,7 +121,7 @@ pub(crate) fn run_daemon(host: &str, port: &str, socket: &str, interrupt: &Inter
     let config = ServerConfig {
         identity: Identity::open(address(host), life),
         port,
-        socket: socket.into(),
+        sockets: vec![socket.into()],
         is_for_all: false,
         metrics: None,
         registry: Some(headworks::registry()?),

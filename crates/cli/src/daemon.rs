@@ -48,15 +48,17 @@ pub(crate) struct Daemon {
     /// TCP port between daemons, the same on all hosts [default: 7471]
     #[arg(long)]
     port: Option<u16>,
-    /// Socket that applications attach to [default: headworks-ADDRESS.sock in $XDG_RUNTIME_DIR or /tmp]
-    #[arg(long, value_name = "PATH")]
-    socket: Option<PathBuf>,
+    /// Socket that applications attach to; given several times, the applications at one socket share nothing with
+    /// those at another, as if they were of another user [default: headworks-ADDRESS.sock in $XDG_RUNTIME_DIR or
+    /// /tmp]
+    #[arg(long = "socket", value_name = "PATH")]
+    sockets: Vec<PathBuf>,
     /// Users whose applications may attach: own (the daemon's own user) or all; users share nothing with each
     /// other [default: own]
     #[arg(long, value_name = "WHOSE")]
     users: Option<AllowedUsers>,
     /// Where to serve metrics in Prometheus's text format: the path of a Unix socket, IP:PORT, or off
-    /// [default: SOCKET.metrics]
+    /// [default: SOCKET.metrics, of the first socket]
     #[arg(long, value_name = "WHERE")]
     metrics: Option<Metrics>,
     /// File with the secret that all daemons that talk to each other share: 16 to 4,096 bytes, readable by
@@ -141,8 +143,14 @@ pub(crate) fn run(command: &Daemon, verbose: u8) -> anyhow::Result<()> {
     chosen.shell.registry = match (headworks::registry(), chosen.device.kind()) {
         (Ok(registry), _) => Some(registry),
         (Err(error), "soft") => return Err(exit_status::bad_input(error)),
-        // A NIC needs no registry. Daemons of this machine then meet over the network.
-        (Err(_), _) => None,
+        (Err(error), _) if std::env::var_os("HEADWORKS_FABRIC").is_some() => {
+            return Err(exit_status::bad_input(error));
+        }
+        // A NIC needs no registry.
+        (Err(error), _) => {
+            tracing::warn!("daemons of this machine meet over the network only: {error}");
+            None
+        }
     };
     let shell = DaemonServer::open(device.clone(), &chosen.shell);
     let mut shell = shell.map_err(exit_status::bad_input)?;
@@ -150,11 +158,13 @@ pub(crate) fn run(command: &Daemon, verbose: u8) -> anyhow::Result<()> {
         PORT => String::new(),
         port => format!(" port {port}"),
     };
+    let paths = shell.sockets().map(|path| path.display().to_string());
+    let paths: Vec<String> = paths.collect();
     let serves = format!(
         "serving {}{port} on {}: applications attach at {}",
         chosen.shell.identity.address,
         chosen.device,
-        shell.socket().display()
+        paths.join(" and ")
     );
     journal.write_line(&serves);
     if let Some(notify) = &notify {
@@ -227,20 +237,22 @@ fn resolve_options(command: &Daemon) -> anyhow::Result<DaemonDevice> {
             "address {address}: without a secret a daemon serves loopback addresses only (name one with --secret FILE)",
         )));
     }
-    let socket = command.socket.clone().or(settings.socket);
-    let socket = socket.unwrap_or_else(|| service::socket_of(address));
-    let socket_at = says(command.socket.is_some(), "--socket", "socket");
-    check_path(&socket_at, &socket)?;
+    let sockets = match (&command.sockets[..], &settings.socket[..]) {
+        ([], []) => vec![service::socket_of(address)],
+        ([], named) | (named, _) => named.to_vec(),
+    };
+    let socket_at = says(!command.sockets.is_empty(), "--socket", "socket");
+    check_sockets(&socket_at, &sockets)?;
     let metrics = command.metrics.clone().or(settings.metrics);
     let metrics_at = says(command.metrics.is_some(), "--metrics", "metrics");
     let metrics = match metrics {
-        None => Some(MetricsAt::Path(service::metrics_of(&socket))),
+        None => Some(MetricsAt::Path(service::metrics_of(&sockets[0]))),
         Some(Metrics::Off) => None,
         Some(Metrics::At(at)) => Some(at),
     };
     if let Some(MetricsAt::Path(path)) = &metrics {
         check_path(&metrics_at, path)?;
-        if *path == socket {
+        if sockets.contains(path) {
             return Err(exit_status::bad_input(format_args!(
                 "{metrics_at} {}: applications attach at that path ({socket_at}); name another path, IP:PORT, or off",
                 path.display()
@@ -259,7 +271,7 @@ fn resolve_options(command: &Daemon) -> anyhow::Result<DaemonDevice> {
                 ..Identity::open(address, start_time_nanos())
             },
             port: command.port.or(settings.port).unwrap_or(PORT),
-            socket,
+            sockets,
             is_for_all: users == Some(AllowedUsers::All),
             metrics,
             registry: None,
@@ -274,6 +286,29 @@ fn resolve_options(command: &Daemon) -> anyhow::Result<DaemonDevice> {
 
 /// Longest path of a Unix socket, in bytes.
 const SOCKET_PATH_MAX: usize = 107;
+
+/// Maximum number of sockets that applications attach to.
+const SOCKETS_MAX: usize = 1024;
+
+/// Refuses paths of sockets that are illegal or named twice. `at` names the setting in the error.
+fn check_sockets(at: &str, sockets: &[PathBuf]) -> anyhow::Result<()> {
+    if sockets.len() > SOCKETS_MAX {
+        return Err(exit_status::bad_input(format_args!(
+            "{at}: {} sockets are named, and {SOCKETS_MAX} are allowed",
+            sockets.len()
+        )));
+    }
+    for (number, path) in sockets.iter().enumerate() {
+        check_path(at, path)?;
+        if sockets[..number].contains(path) {
+            return Err(exit_status::bad_input(format_args!(
+                "{at} {}: it is named twice; name each socket once",
+                path.display()
+            )));
+        }
+    }
+    Ok(())
+}
 
 /// Refuses a path that is too short or too long for a socket. `at` names the setting in the error.
 fn check_path(at: &str, path: &Path) -> anyhow::Result<()> {

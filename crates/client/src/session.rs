@@ -2,7 +2,7 @@
 //! packets from the socket go in by [`Session::input`], and packets for it come out by [`Session::output`].
 
 use std::collections::VecDeque;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use headworks_shm::View;
 
@@ -32,6 +32,7 @@ use crate::socket_message::{End, Refusal, Reply, Request, VERSION, VERSION_OLDES
 pub struct Session {
     slabs: Slabs,
     doorbell: Option<Doorbell>,
+    address: Option<IpAddr>,
     over: Option<Refusal>,
     requests: u32,
     out: VecDeque<Request>,
@@ -127,6 +128,7 @@ impl Session {
         Self {
             slabs: Slabs::default(),
             doorbell: None,
+            address: None,
             over: None,
             requests: 0,
             out: VecDeque::from([attach]),
@@ -142,6 +144,11 @@ impl Session {
     /// The session's doorbell, once it is attached.
     pub fn doorbell(&self) -> Option<&Doorbell> {
         self.doorbell.as_ref()
+    }
+
+    /// Address that the daemon serves. `None` before the session is attached, and where the daemon is too old to tell.
+    pub fn address(&self) -> Option<IpAddr> {
+        self.address
     }
 
     /// Reason of the session's end; `None` while it lasts.
@@ -287,8 +294,12 @@ impl Session {
                 return self.slabs.add(number, view);
             }
             Reply::Attached {
-                doorbell, handles, ..
+                doorbell,
+                handles,
+                address,
+                version: _,
             } => {
+                self.address = address;
                 self.doorbell = Some(Doorbell::at(&self.slabs, doorbell, handles as usize)?);
                 Event::Attached
             }

@@ -1,7 +1,7 @@
 //! Messages between an application and its daemon on the socket between them. Each message is one packet. The
 //! memory file of a slab travels with the message that names the slab.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use crate::error::ContractError;
 use crate::one_sided::Rights;
@@ -12,7 +12,14 @@ pub mod codec;
 use codec::{Decoder, Encoder};
 
 /// Latest version of the contract. A daemon and an application use the older of their latest versions.
-pub const VERSION: u16 = 1;
+///
+/// | version | what it added |
+/// |---|---|
+/// | 1 | everything else |
+/// | 2 | the daemon's address, in [`Reply::Attached`] |
+pub const VERSION: u16 = 2;
+/// The first version in which an application learns the daemon's address.
+pub const ADDRESS_SINCE: u16 = 2;
 /// Oldest version of the contract that is still understood; see [`VERSION`].
 pub const VERSION_OLDEST: u16 = 1;
 /// Longest message in bytes.
@@ -143,6 +150,8 @@ pub enum Reply {
         doorbell: Extent,
         /// Upper bound of handles, exclusive.
         handles: u32,
+        /// Address that the daemon serves; `None` before version [`ADDRESS_SINCE`].
+        address: Option<IpAddr>,
     },
     /// A slab; its memory file comes with the message.
     Slab {
@@ -437,7 +446,14 @@ impl Reply {
                 version,
                 doorbell,
                 handles,
-            } => Encoder::of(1).u16(*version).extent(*doorbell).u32(*handles),
+                address,
+            } => {
+                let message = Encoder::of(1).u16(*version).extent(*doorbell).u32(*handles);
+                match address {
+                    Some(address) => message.address(SocketAddr::new(*address, 0)),
+                    None => message,
+                }
+            }
             Self::Slab { number } => Encoder::of(2).u32(*number),
             Self::Connected { request, end: of } => end(Encoder::of(3).u32(*request), of),
             Self::Listening {
@@ -477,6 +493,10 @@ impl Reply {
                 version: of.u16()?,
                 doorbell: of.extent()?,
                 handles: of.u32()?,
+                address: match of.is_at_end() {
+                    true => None,
+                    false => Some(of.address_without_port()?),
+                },
             },
             2 => Self::Slab { number: of.u32()? },
             3 => Self::Connected {

@@ -33,6 +33,23 @@ where
     text.parse().map(Some).map_err(serde::de::Error::custom)
 }
 
+/// Deserializes a path, or a list of paths.
+fn one_or_more<'de, D>(from: D) -> Result<Vec<PathBuf>, D::Error>
+where
+    D: Deserializer<'de>,
+{
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum Paths {
+        One(PathBuf),
+        More(Vec<PathBuf>),
+    }
+    Ok(match Paths::deserialize(from)? {
+        Paths::One(path) => vec![path],
+        Paths::More(paths) => paths,
+    })
+}
+
 /// Contents of a configuration file. A key that the file does not set is `None`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -43,8 +60,9 @@ pub struct DaemonConfig {
     pub address: Option<IpAddr>,
     /// The TCP port on which daemons reach each other.
     pub port: Option<u16>,
-    /// Path of the socket that applications attach to.
-    pub socket: Option<PathBuf>,
+    /// Path of the socket that applications attach to, or a list of such paths. Each is an isolation domain of its own.
+    #[serde(deserialize_with = "one_or_more")]
+    pub socket: Vec<PathBuf>,
     /// Users whose applications may attach.
     #[serde(deserialize_with = "parsed")]
     pub users: Option<AllowedUsers>,
@@ -262,7 +280,8 @@ fn allowed(key: &str) -> Option<String> {
         "device" => "a device, \"KIND[:NAME][,key=value…]\"",
         "address" => "an IP address, such as \"10.0.0.1\"",
         "port" => "0 to 65535",
-        "socket" | "secret" => "a path",
+        "socket" => "a path, or a list of paths",
+        "secret" => "a path",
         "users" => USERS,
         "metrics" => "a path (with a slash), IP:PORT, or off",
         "drain_seconds" => "0 to 4294967295",

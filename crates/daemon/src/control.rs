@@ -253,10 +253,7 @@ impl Message {
             1 => Self::Hello {
                 version: of.u16()?,
                 oldest: of.u16()?,
-                address: match of.address()? {
-                    address if address.port() == 0 => address.ip(),
-                    _ => return Err(ContractError::Message("the address of a hello has a port")),
-                },
+                address: of.address_without_port()?,
                 life: of.u64()?,
                 nonce: exactly(&mut of)?,
                 proof: exactly(&mut of)?,

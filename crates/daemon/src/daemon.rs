@@ -21,12 +21,41 @@ use crate::snapshot::Snapshot;
 
 mod applications;
 mod connect_timeout;
+mod connects;
 mod handshake;
 mod shutdown;
+
+use connects::UnprovenConnections;
 
 /// Identifier of an application that is attached or about to attach. Never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SessionId(pub u64);
+
+/// Applications of one user that attach at one of the daemon's sockets. Each tenant has an isolation domain of its
+/// own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Tenant {
+    /// The user's number.
+    pub user: u32,
+    /// Index of the socket among those of the daemon.
+    pub socket: u16,
+}
+
+/// The tenant of a user at the daemon's first socket.
+impl From<u32> for Tenant {
+    fn from(user: u32) -> Self {
+        Self { user, socket: 0 }
+    }
+}
+
+impl std::fmt::Display for Tenant {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.socket {
+            0 => write!(f, "user {}", self.user),
+            socket => write!(f, "user {} at socket {}", self.user, u32::from(socket) + 1),
+        }
+    }
+}
 
 /// Identifier of a TCP stream to another daemon. Never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -96,7 +125,7 @@ struct Client {
 }
 
 /// A port that an application listens at.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 struct Listener {
     client: SessionId,
     /// The application's number of the listener.
@@ -106,9 +135,30 @@ struct Listener {
     waiting: u32,
     /// Number of connections in `waiting` that the daemon has announced to the application.
     untaken: u32,
+    /// Requests that wait until the backlog has room.
+    callers: VecDeque<Caller>,
     watch: Option<WatchId>,
     /// Whether the descriptor is readable, as far as the daemon knows.
     is_readable: bool,
+}
+
+impl Listener {
+    /// Whether the backlog has no room for another connection.
+    fn is_full(&self) -> bool {
+        self.waiting >= self.backlog
+    }
+}
+
+/// A connect request of another daemon.
+#[derive(Clone, Copy, Debug)]
+struct Caller {
+    peer: PeerId,
+    /// The other daemon's number of the request.
+    token: u32,
+    /// Domain of the connecting application.
+    domain: DomainId,
+    from: SocketAddr,
+    port: u16,
 }
 
 /// An application's connect request that the other daemon has not answered.
@@ -209,11 +259,15 @@ pub struct Daemon {
     domains: BTreeMap<DomainId, Domain>,
     device: Arc<dyn Device>,
     clients: BTreeMap<SessionId, Client>,
+    /// Domain of each tenant that ever came.
+    tenants: BTreeMap<Tenant, DomainId>,
     /// Applications by domain and session number.
     by_session: BTreeMap<(DomainId, usize), SessionId>,
     ports: BTreeMap<u16, Listener>,
     peers: BTreeMap<PeerId, Peer>,
     routes: BTreeMap<IpAddr, PeerRoute>,
+    /// Connections of this host's applications whose link has not carried a frame yet.
+    unproven: UnprovenConnections,
     next_port: u16,
     /// Whether nothing new is accepted any more.
     is_draining: bool,
@@ -246,10 +300,12 @@ impl Daemon {
             device,
             domains: BTreeMap::new(),
             clients: BTreeMap::new(),
+            tenants: BTreeMap::new(),
             by_session: BTreeMap::new(),
             ports: BTreeMap::new(),
             peers: BTreeMap::new(),
             routes: BTreeMap::new(),
+            unproven: BTreeMap::new(),
             next_port: EPHEMERAL,
             is_draining: false,
             domains_made: 0,
@@ -338,7 +394,8 @@ impl Daemon {
     }
 
     fn lose_domain(&mut self, id: DomainId, error: &DomainError) {
-        tracing::error!("the sessions of user {} are lost: {error}", id.0);
+        let tenant = self.tenant_of(id);
+        tracing::error!("the sessions of {tenant} are lost: {error}");
         self.domains.remove(&id);
         let of_domain = self.by_session.iter().filter(|((of, _), _)| *of == id);
         let sessions: Vec<SessionId> = of_domain.map(|(_, session)| *session).collect();
@@ -404,6 +461,7 @@ impl Daemon {
             return;
         };
         let mut slabs = Vec::new();
+        let mut settled = Vec::new();
         while let Some(output) = domain.output() {
             let between = |group: QpGroupKey| DomainPair {
                 from: id,
@@ -447,7 +505,12 @@ impl Daemon {
                     };
                     (group, message)
                 }
+                domain::Output::QpGroupProven { group } => {
+                    settled.push(group);
+                    continue;
+                }
                 domain::Output::QpGroupDown { group, instance } => {
+                    settled.push(group);
                     let between = between(group);
                     (group, Message::QpGroupDown { between, instance })
                 }
@@ -461,13 +524,19 @@ impl Daemon {
             }
         }
         slabs.into_iter().for_each(|session| self.flush(session));
+        if !self.unproven.is_empty() {
+            settled
+                .into_iter()
+                .for_each(|group| self.settle_unproven(id, group));
+        }
     }
 
     fn domain(&mut self, id: DomainId) -> Result<&mut Domain, Refusal> {
         if !self.domains.contains_key(&id) {
-            let made = Domain::new(id, &self.device, &self.config);
+            let tenant = self.tenant_of(id);
+            let made = Domain::new(id, tenant, &self.device, &self.config);
             let made = made.map_err(|error| {
-                tracing::warn!("cannot create the domain of user {}: {error}", id.0);
+                tracing::warn!("cannot create the domain of {tenant}: {error}");
                 Refusal::Memory
             })?;
             self.domains.insert(id, made);
@@ -476,18 +545,19 @@ impl Daemon {
         self.domains.get_mut(&id).ok_or(Refusal::Memory)
     }
 
-    /// Registers a process of this user that has connected to the daemon's socket.
+    /// Registers a process that has connected to one of the daemon's sockets.
     ///
-    /// A user may hold 2 × `applications_each` sockets, attached or not; more are closed at once.
-    pub fn session_up(&mut self, user: u32) -> SessionId {
+    /// A tenant may hold 2 × `applications_each` sockets, attached or not; more are closed at once.
+    pub fn session_up(&mut self, tenant: impl Into<Tenant>) -> SessionId {
         let session = SessionId(self.number());
-        let of_user = self.clients.values().filter(|one| one.domain.0 == user);
-        if of_user.count() >= 2 * self.config.applications_each as usize {
+        let domain = self.domain_of(tenant.into());
+        let of_tenant = self.clients.values().filter(|one| one.domain == domain);
+        if of_tenant.count() >= 2 * self.config.applications_each as usize {
             self.outputs.push_back(Output::EndSession(session));
             return session;
         }
         let client = Client {
-            domain: DomainId(user),
+            domain,
             number: None,
             listeners: BTreeMap::new(),
             last_listener: 0,
@@ -495,6 +565,25 @@ impl Daemon {
         };
         self.clients.insert(session, client);
         session
+    }
+
+    /// Returns the domain of a tenant. At the first socket that is the user's number, unless another tenant has it.
+    fn domain_of(&mut self, tenant: Tenant) -> DomainId {
+        if let Some(id) = self.tenants.get(&tenant) {
+            return *id;
+        }
+        let is_free = |id: &DomainId| self.tenants.values().all(|taken| taken != id);
+        let own = Some(DomainId(tenant.user)).filter(|id| tenant.socket == 0 && is_free(id));
+        let others = || (0..=u32::MAX).rev().map(DomainId).find(is_free);
+        // There are fewer tenants than numbers.
+        let id = own.or_else(others).unwrap_or(DomainId(tenant.user));
+        self.tenants.insert(tenant, id);
+        id
+    }
+
+    fn tenant_of(&self, id: DomainId) -> Tenant {
+        let found = self.tenants.iter().find(|(_, of)| **of == id);
+        found.map_or(Tenant::from(id.0), |(tenant, _)| *tenant)
     }
 
     fn number(&mut self) -> u64 {
@@ -512,8 +601,12 @@ impl Daemon {
             return;
         };
         for port in client.listeners.values() {
-            self.ports.remove(port);
+            if let Some(gone) = self.ports.remove(port) {
+                self.refuse_callers(gone.callers, Refusal::Refused);
+            }
         }
+        self.unproven
+            .retain(|_, connection| connection.request.client != session);
         for peer in self.peers.values_mut() {
             // The application is gone. No session has the number 0, so the answer finds no client and is
             // cancelled.

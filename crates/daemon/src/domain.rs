@@ -1,8 +1,8 @@
-//! An isolation domain: the sessions of one user's applications, their connections, and the queue-pair groups
+//! An isolation domain: the sessions of one tenant's applications, their connections, and the queue-pair groups
 //! that carry them. Domains share no queue pair, completion queue, receive or key with each other.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ use slab::Slab;
 
 use crate::connection::{Connection, ConnectionOwner};
 use crate::connection_table::ConnectionTable;
-use crate::daemon::{Signal, WatchId};
+use crate::daemon::{Signal, Tenant, WatchId};
 use crate::egress::EgressHalf;
 use crate::frame::Remote;
 use crate::ingress::IngressHalf;
@@ -37,7 +37,7 @@ mod step;
 use draining::DrainingQps;
 pub use snapshot::ObjectCounts;
 
-/// Identifier of a domain on its host: the user's number.
+/// Number of a domain on its host. Other hosts draw no conclusion from it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct DomainId(pub u32);
 
@@ -75,6 +75,11 @@ pub enum Output {
         qp_role: QpRole,
         /// Bytes of the bring-up.
         bytes: Vec<u8>,
+    },
+    /// The group is up and has carried a frame: connections over it work.
+    QpGroupProven {
+        /// Key of the group.
+        group: QpGroupKey,
     },
     /// Tell the other side that a group has failed.
     QpGroupDown {
@@ -180,7 +185,7 @@ pub struct Offer {
     pub ring: Remote,
 }
 
-/// An isolation domain: everything of one user in this daemon.
+/// An isolation domain: everything of one tenant in this daemon.
 ///
 /// Sessions: [`attach`](Self::attach), [`detach`](Self::detach), [`close`](Self::close),
 /// [`reply`](Self::reply), [`new_slabs`](Self::new_slabs). Queue-pair groups: [`qp_group`](Self::qp_group),
@@ -190,6 +195,7 @@ pub struct Offer {
 /// nothing.
 pub struct Domain {
     id: DomainId,
+    tenant: Tenant,
     config: DaemonLimits,
     // Connections and groups are dropped before the memory and queues that they use.
     groups: Slab<QpGroupEntry>,
@@ -227,6 +233,7 @@ impl Domain {
     /// [`DomainError`].
     pub fn new(
         id: DomainId,
+        tenant: Tenant,
         device: &Arc<dyn Device>,
         config: &DaemonLimits,
     ) -> Result<Self, DomainError> {
@@ -246,6 +253,7 @@ impl Domain {
         let posted = receives.grow(&**device, &*pd, config.receives)?;
         Ok(Self {
             id,
+            tenant,
             config: config.clone(),
             groups: Slab::new(),
             by_key: BTreeMap::new(),
@@ -275,6 +283,11 @@ impl Domain {
     /// Returns the number of the domain.
     pub fn id(&self) -> DomainId {
         self.id
+    }
+
+    /// Returns whose domain it is.
+    pub fn tenant(&self) -> Tenant {
+        self.tenant
     }
 
     /// Returns the next action that the domain requests.
@@ -309,13 +322,19 @@ impl Domain {
         self.channel.fd()
     }
 
-    /// Makes a session for an application and returns its number.
+    /// Makes a session for an application of the daemon that serves `address`, and returns its number.
     ///
     /// # Errors
     ///
     /// [`Refusal::Limit`], [`Refusal::Memory`].
-    pub fn attach(&mut self, name: String, version: u16) -> Result<usize, Refusal> {
-        let session = Session::new(&self.device, &self.pd, &self.config, name, version)?;
+    pub fn attach(
+        &mut self,
+        name: String,
+        version: u16,
+        address: IpAddr,
+    ) -> Result<usize, Refusal> {
+        let (device, pd) = (&self.device, &self.pd);
+        let session = Session::new(device, pd, &self.config, name, version, address)?;
         Ok(self.sessions.insert(session))
     }
 

@@ -17,6 +17,8 @@ pub struct ProcessMetrics {
     pub cpu: Duration,
     /// How often the daemon went to sleep.
     pub sleeps: u64,
+    /// Paths of the sockets that applications attach at.
+    pub sockets: Vec<String>,
 }
 
 /// Returns the metrics of a daemon in Prometheus's text format.
@@ -36,9 +38,9 @@ pub fn text(snapshot: &Snapshot, process: &ProcessMetrics) -> String {
         .row(&[], process.sleeps as f64);
     text.metric("peers", GAUGE, "Other hosts whose daemons are known.")
         .row(&[], snapshot.peers.len() as f64);
-    of_domains(&mut text, snapshot);
-    of_group(&mut text, snapshot);
-    of_applications(&mut text, snapshot);
+    of_domains(&mut text, snapshot, process);
+    of_group(&mut text, snapshot, process);
+    of_applications(&mut text, snapshot, process);
     text.0
 }
 
@@ -48,7 +50,7 @@ const COUNTER: &str = "counter";
 /// Metric of a table: its name, type and help text, and a function that reads its value from a row's subject.
 type Column<T> = (&'static str, &'static str, &'static str, fn(&T) -> f64);
 
-fn of_domains(text: &mut MetricsText, snapshot: &Snapshot) {
+fn of_domains(text: &mut MetricsText, snapshot: &Snapshot, process: &ProcessMetrics) {
     let columns: [Column<crate::ObjectCounts>; 6] = [
         ("queue_pairs", GAUGE, "Queue pairs.", |of| {
             of.queue_pairs as f64
@@ -79,11 +81,11 @@ fn of_domains(text: &mut MetricsText, snapshot: &Snapshot) {
         ),
     ];
     let rows = snapshot.domains.iter();
-    let rows = rows.map(|of| (vec![("user", of.user.to_string())], &of.object_counts));
+    let rows = rows.map(|of| (of_tenant(of, process).to_vec(), &of.object_counts));
     text.table(&columns, &rows.collect::<Vec<_>>());
 }
 
-fn of_group<'s>(text: &mut MetricsText, snapshot: &'s Snapshot) {
+fn of_group<'s>(text: &mut MetricsText, snapshot: &'s Snapshot, process: &ProcessMetrics) {
     let columns: [Column<QpGroupSnapshot>; 8] = [
         (
             "qp_group_up",
@@ -134,23 +136,19 @@ fn of_group<'s>(text: &mut MetricsText, snapshot: &'s Snapshot) {
             |of| of.offers as f64,
         ),
     ];
-    let groups = |of: &'s DomainSnapshot| of.groups.iter().map(|group| (of.user, group));
+    let groups = |of: &'s DomainSnapshot| of.groups.iter().map(move |group| (of, group));
     let rows = snapshot.domains.iter().flat_map(groups);
-    let rows = rows.map(|(user, group)| {
+    let rows = rows.map(|(of, group)| {
         let host = group
             .host
             .map_or_else(|| "gone".to_owned(), |host| host.to_string());
-        let labels = vec![
-            ("user", user.to_string()),
-            ("host", host),
-            ("peer_user", group.user.to_string()),
-        ];
-        (labels, group)
+        let labels = [("host", host), ("peer_domain", group.domain.to_string())];
+        ([&of_tenant(of, process)[..], &labels].concat(), group)
     });
     text.table(&columns, &rows.collect::<Vec<_>>());
 }
 
-fn of_applications<'s>(text: &mut MetricsText, snapshot: &'s Snapshot) {
+fn of_applications<'s>(text: &mut MetricsText, snapshot: &'s Snapshot, process: &ProcessMetrics) {
     let columns: [Column<ApplicationSnapshot>; 7] = [
         (
             "application_connections",
@@ -195,19 +193,27 @@ fn of_applications<'s>(text: &mut MetricsText, snapshot: &'s Snapshot) {
             |of| of.in_use as f64,
         ),
     ];
-    let applications = |of: &'s DomainSnapshot| of.applications.iter().map(|one| (of.user, one));
+    let applications = |of: &'s DomainSnapshot| of.applications.iter().map(move |one| (of, one));
     let rows = snapshot.domains.iter().flat_map(applications);
-    let rows = rows.map(|(user, application)| {
+    let rows = rows.map(|(of, application)| {
         let pid = application.pid.map_or(String::new(), |pid| pid.to_string());
-        let labels = vec![
-            ("user", user.to_string()),
+        let labels = [
             ("pid", pid),
             ("session", application.session.0.to_string()),
             ("name", application.name.clone()),
         ];
-        (labels, application)
+        ([&of_tenant(of, process)[..], &labels].concat(), application)
     });
     text.table(&columns, &rows.collect::<Vec<_>>());
+}
+
+/// Returns the labels of a domain's tenant.
+fn of_tenant(of: &DomainSnapshot, process: &ProcessMetrics) -> [(&'static str, String); 2] {
+    let socket = process.sockets.get(usize::from(of.socket));
+    [
+        ("user", of.user.to_string()),
+        ("socket", socket.cloned().unwrap_or_default()),
+    ]
 }
 
 /// Prefix of all metric names.
@@ -362,13 +368,14 @@ mod tests {
             peers: vec!["127.0.0.2".parse().unwrap()],
             domains: vec![DomainSnapshot {
                 user: 1000,
+                socket: 1,
                 object_counts: ObjectCounts {
                     queue_pairs: 2,
                     ..ObjectCounts::default()
                 },
                 groups: vec![QpGroupSnapshot {
                     host: Some("127.0.0.2".parse().unwrap()),
-                    user: 7,
+                    domain: 7,
                     is_up: true,
                     connections: 3,
                     credit: 8,
@@ -401,6 +408,7 @@ mod tests {
             up: Duration::from_secs(90),
             cpu: Duration::from_millis(1500),
             sleeps: 12,
+            sockets: vec!["/run/a.sock".to_owned(), "/run/b.sock".to_owned()],
         }
     }
 
@@ -431,9 +439,9 @@ mod tests {
             "# TYPE headworks_cpu_seconds_total counter",
             "headworks_cpu_seconds_total 1.5",
             "headworks_draining 1",
-            "headworks_queue_pairs{user=\"1000\"} 2",
-            "headworks_qp_group_credit{user=\"1000\",host=\"127.0.0.2\",peer_user=\"7\"} 8",
-            "headworks_application_sent_bytes_total{user=\"1000\",pid=\"77\",session=\"4\",name=\"a\\\"b\"} 5",
+            "headworks_queue_pairs{user=\"1000\",socket=\"/run/b.sock\"} 2",
+            "headworks_qp_group_credit{user=\"1000\",socket=\"/run/b.sock\",host=\"127.0.0.2\",peer_domain=\"7\"} 8",
+            "headworks_application_sent_bytes_total{user=\"1000\",socket=\"/run/b.sock\",pid=\"77\",session=\"4\",name=\"a\\\"b\"} 5",
         ] {
             assert!(text.lines().any(|own| own == line), "{line} in\n{text}");
         }

@@ -97,6 +97,8 @@ pub struct QpGroup {
     pub(crate) peer_load: u8,
     /// Bytes after a header that the peer has room for.
     body_max: usize,
+    /// Whether a frame was carried, in either direction.
+    pub(crate) has_carried: bool,
 }
 
 impl QpGroup {
@@ -117,6 +119,7 @@ impl QpGroup {
             reads_max: 1,
             peer_load: 0,
             body_max: 0,
+            has_carried: false,
         }
     }
 
@@ -229,6 +232,18 @@ impl QpGroup {
             == 2
     }
 
+    /// Whether the group is up and has carried a frame: the link between the two devices works.
+    pub fn is_proven(&self) -> bool {
+        self.has_carried && self.is_up()
+    }
+
+    /// Sends an empty frame if nothing was sent before, so that both sides learn whether the link works.
+    pub fn greet(&mut self) {
+        if self.credit.sent() == 0 && self.credit.left() > 0 && self.frames.room() > 0 {
+            self.tell_now(0);
+        }
+    }
+
     /// Whether another READ may be posted, in a few pieces.
     pub fn may_read(&self) -> bool {
         self.reads < self.reads_max && self.bulk.room() >= 4
@@ -264,18 +279,17 @@ impl QpGroup {
     /// Announces promised receives in an empty frame, if that is due.
     pub fn tell(&mut self, load: u8) {
         if self.credit.is_update_due() && self.frames.room() > 0 {
-            let header = Header {
-                load,
-                ..Header::of(Kind::Tell)
-            };
-            self.send(
-                QpRole::Frames,
-                Vqpn::default(),
-                header,
-                0,
-                OnCompletion::Nothing,
-            );
+            self.tell_now(load);
         }
+    }
+
+    fn tell_now(&mut self, load: u8) {
+        let header = Header {
+            load,
+            ..Header::of(Kind::Tell)
+        };
+        let then = OnCompletion::Nothing;
+        self.send(QpRole::Frames, Vqpn::default(), header, 0, then);
     }
 
     /// Whether requests are staged that a queue pair had no room for.

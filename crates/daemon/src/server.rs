@@ -29,6 +29,8 @@ use headworks_verbs::{Device, Duration, Instant};
 use rustix::event::{PollFd, PollFlags, epoll};
 use rustix::io::Errno;
 
+#[cfg(doc)]
+use crate::daemon::Tenant;
 use crate::daemon::{Daemon, Identity, Output, PeerId, SessionId};
 use crate::limits::{DaemonLimits, LimitsError};
 use crate::metrics::{self, ProcessMetrics};
@@ -66,8 +68,9 @@ pub struct ServerConfig {
     pub identity: Identity,
     /// TCP port of the streams between daemons: the same on all hosts.
     pub port: u16,
-    /// Path of the socket that applications attach to.
-    pub socket: PathBuf,
+    /// Paths of the sockets that applications attach to, at least one. The applications of a user at each of them are a
+    /// [tenant](Tenant).
+    pub sockets: Vec<PathBuf>,
     /// Whether applications of every user may attach, or only those of the daemon's own user.
     pub is_for_all: bool,
     /// Where metrics are served in Prometheus's text format, if anywhere.
@@ -145,7 +148,8 @@ fn system(what: &'static str) -> impl FnOnce(Errno) -> ServerError {
 /// Source of an epoll event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Token {
-    Applications,
+    /// The listening socket with this index.
+    Applications(u16),
     Daemons,
     /// Daemons of this machine.
     LocalDaemons,
@@ -158,11 +162,11 @@ enum Token {
 impl Token {
     fn bits(self) -> u64 {
         match self {
-            Self::Applications => 0,
             Self::Daemons => 1,
             Self::Device => 2,
             Self::Threads => 3,
             Self::LocalDaemons => 4,
+            Self::Applications(at) => 1 << 32 | u64::from(at),
             // Sessions and peers share one sequence of numbers, which begins at 1.
             Self::Session(session) => session.0 << 2 | 1 << 63,
             Self::Peer(peer) => peer.0 << 2 | 1 << 62,
@@ -172,11 +176,11 @@ impl Token {
     fn from_bits(bits: u64) -> Self {
         let number = bits << 2 >> 4;
         match bits {
-            0 => Self::Applications,
             1 => Self::Daemons,
             2 => Self::Device,
             3 => Self::Threads,
             4 => Self::LocalDaemons,
+            _ if bits >> 16 == 1 << 16 => Self::Applications(bits as u16),
             _ if bits >> 63 == 1 => Self::Session(SessionId(number)),
             _ => Self::Peer(PeerId(number)),
         }
@@ -225,7 +229,8 @@ pub struct DaemonServer {
 struct Inner {
     daemon: Daemon,
     epoll: Arc<OwnedFd>,
-    applications: PacketListener,
+    /// Where applications attach, in the order of [`ServerConfig::sockets`].
+    applications: Vec<PacketListener>,
     daemons: Listener,
     /// Where daemons of this machine call.
     local_daemons: Option<Listener>,
@@ -266,13 +271,15 @@ impl DaemonServer {
         {
             tracing::info!("raised the limit of open files from {before} to {after}");
         }
-        let path = &config.socket;
         let mode = if config.is_for_all { 0o666 } else { 0o600 };
-        let applications = PacketListener::bind(path, mode);
-        let applications = applications.map_err(|source| ServerError::Socket {
-            path: path.clone(),
-            source,
-        })?;
+        let bind = |path: &PathBuf| {
+            PacketListener::bind(path, mode).map_err(|source| ServerError::Socket {
+                path: path.clone(),
+                source,
+            })
+        };
+        let applications = config.sockets.iter().map(bind);
+        let applications = applications.collect::<Result<Vec<_>, _>>()?;
         let listen = SocketAddr::new(config.identity.address, config.port);
         let daemons = Listener::bind_tcp(&listen.to_string())?;
         // The configuration may ask for any port.
@@ -343,9 +350,9 @@ impl DaemonServer {
         self.inner.port
     }
 
-    /// Returns the path of the socket that applications attach to.
-    pub fn socket(&self) -> &Path {
-        self.inner.applications.path()
+    /// Returns the paths of the sockets that applications attach to.
+    pub fn sockets(&self) -> impl Iterator<Item = &Path> {
+        self.inner.socket_paths()
     }
 
     /// Serves until it is interrupted, or told to terminate and drained. Calls `draining` when draining
@@ -440,10 +447,16 @@ impl Inner {
         added.map_err(system("watching a descriptor"))
     }
 
+    fn socket_paths(&self) -> impl Iterator<Item = &Path> {
+        self.applications.iter().map(PacketListener::path)
+    }
+
     /// Accepts callers from now on.
     fn accept_daemon(&mut self) -> Result<(), ServerError> {
         self.closed_until = None;
-        self.watch(&self.applications, Token::Applications)?;
+        for (at, listener) in (0..).zip(&self.applications) {
+            self.watch(listener, Token::Applications(at))?;
+        }
         self.watch(&self.daemons, Token::Daemons)?;
         match &self.local_daemons {
             Some(listener) => self.watch(listener, Token::LocalDaemons),
@@ -455,9 +468,9 @@ impl Inner {
     /// backlog, and would keep the listener readable.
     fn pause_accepting(&mut self, who: &str, error: &dyn std::fmt::Display) {
         tracing::warn!("{who}: {error}; raise the limit of open files");
-        let listeners = [self.applications.as_fd(), self.daemons.as_fd()];
+        let applications = self.applications.iter().map(AsFd::as_fd);
         let local = self.local_daemons.as_ref().map(AsFd::as_fd);
-        for listener in listeners.into_iter().chain(local) {
+        for listener in applications.chain([self.daemons.as_fd()]).chain(local) {
             // This fails for a listener that is not watched, which is what is wanted.
             let _ = epoll::delete(&*self.epoll, listener);
         }
@@ -506,7 +519,7 @@ impl Inner {
         }
         for event in events {
             match Token::from_bits(event.data.u64()) {
-                Token::Applications => self.greet_applications(),
+                Token::Applications(at) => self.greet_applications(at),
                 Token::Daemons => self.greet_daemons(false),
                 Token::LocalDaemons => self.greet_daemons(true),
                 Token::Threads => self.handle_thread_messages(),
@@ -550,6 +563,10 @@ impl Inner {
             up: clock::now().since(self.since),
             cpu: Duration::from_nanos(usage.tv_sec as u64 * 1_000_000_000 + usage.tv_nsec as u64),
             sleeps: self.sleeps,
+            sockets: self
+                .socket_paths()
+                .map(|path| path.display().to_string())
+                .collect(),
         };
         metrics::text(&snapshot, &process)
     }
@@ -602,7 +619,8 @@ mod tests {
     #[test]
     fn tokens_round_trip_through_their_bits() {
         for token in [
-            Token::Applications,
+            Token::Applications(0),
+            Token::Applications(u16::MAX),
             Token::Daemons,
             Token::LocalDaemons,
             Token::Device,

@@ -1,9 +1,10 @@
 //! The daemon's side of an application's session.
 
 use std::collections::VecDeque;
+use std::net::IpAddr;
 use std::sync::Arc;
 
-use headworks_client::socket_message::{Refusal, Reply};
+use headworks_client::socket_message::{ADDRESS_SINCE, Refusal, Reply};
 use headworks_client::{Doorbell, Vqpn};
 use headworks_verbs::{Device, ProtectionDomain};
 use slab::Slab;
@@ -29,7 +30,7 @@ pub(crate) struct Session {
 }
 
 impl Session {
-    /// Creates the session of an application that attached as `name`.
+    /// Creates the session of an application that attached as `name` to the daemon that serves `address`.
     ///
     /// # Errors
     ///
@@ -40,6 +41,7 @@ impl Session {
         config: &DaemonLimits,
         name: String,
         version: u16,
+        address: IpAddr,
     ) -> Result<Self, Refusal> {
         let (slab, most) = (config.slab_bytes, config.memory_each);
         let mut memory = SessionMemory::new(device, pd, slab, most, config.poison);
@@ -51,6 +53,7 @@ impl Session {
             version,
             doorbell: extent,
             handles: config.connections_each,
+            address: Some(address).filter(|_| version >= ADDRESS_SINCE),
         };
         Ok(Self {
             name,

@@ -23,6 +23,8 @@ pub struct Snapshot {
 pub struct DomainSnapshot {
     /// The user's number.
     pub user: u32,
+    /// Index of the daemon's socket that its applications attach at.
+    pub socket: u16,
     /// Totals of the domain.
     pub object_counts: ObjectCounts,
     /// Its queue-pair groups.
@@ -36,8 +38,8 @@ pub struct DomainSnapshot {
 pub struct QpGroupSnapshot {
     /// The other host; `None` if its daemon is gone.
     pub host: Option<IpAddr>,
-    /// Number of the user on the other host.
-    pub user: u32,
+    /// Number of the domain on the other host.
+    pub domain: u32,
     /// Whether its queue pairs are connected.
     pub is_up: bool,
     /// Number of ends of connections on it.

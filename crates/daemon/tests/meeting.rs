@@ -12,8 +12,9 @@ use headworks_client::socket_message::Refusal;
 use headworks_client::{Extent, Reset, Rights, Session};
 use headworks_daemon::auth::Secret;
 use headworks_daemon::control::{Message, VERSION, VERSION_OLDEST};
+use headworks_daemon::daemon::Tenant;
 use headworks_daemon::limits::DaemonLimits;
-use headworks_daemon::{Daemon, Identity, Output, PeerId, SessionId};
+use headworks_daemon::{Daemon, DomainId, Identity, Output, PeerId, SessionId};
 use headworks_ring::view_of;
 use headworks_runtime::{ActorContext, StandaloneContext};
 use headworks_shm::{Registry, View};
@@ -44,7 +45,7 @@ struct HostPair {
     connection: Option<Box<Connection>>,
     /// Messages sent, each with the number of its sender.
     said: Vec<(usize, Message)>,
-    _directory: tempfile::TempDir,
+    _directories: [tempfile::TempDir; 2],
 }
 
 const ADDRESSES: [&str; 2] = ["10.0.0.1", "10.0.0.2"];
@@ -55,13 +56,21 @@ fn address(host: usize) -> IpAddr {
 
 impl HostPair {
     fn new(identities: [Identity; 2]) -> Self {
-        let directory = tempfile::tempdir().expect("a directory");
-        let fabric = Registry::open_at(directory.path().join("fabric")).expect("a fabric");
-        let provider = SoftProvider::on(fabric);
+        Self::on_fabrics(identities, [0, 0])
+    }
+
+    /// Two hosts whose devices are on these fabrics. Devices on different fabrics cannot reach each other.
+    fn on_fabrics(identities: [Identity; 2], fabric_of: [usize; 2]) -> Self {
+        let directories = [0, 1].map(|_| tempfile::tempdir().expect("a directory"));
+        let providers = directories.each_ref().map(|directory| {
+            let fabric = Registry::open_at(directory.path().join("fabric"));
+            SoftProvider::on(fabric.expect("a fabric"))
+        });
         let mut number = 0;
         let hosts = identities.map(|identity| {
             number += 1;
             let name = format!("soft:h{number}").parse().expect("a name");
+            let provider = &providers[fabric_of[number - 1]];
             let device = provider.open(&name).expect("a device");
             let mut daemon = Daemon::new(identity, device.clone(), DaemonLimits::default());
             let session = daemon.session_up(1000);
@@ -79,7 +88,7 @@ impl HostPair {
             hosts,
             connection: None,
             said: Vec::new(),
-            _directory: directory,
+            _directories: directories,
         }
     }
 
@@ -638,4 +647,109 @@ fn sending_without_a_receiver_takes_at_most_a_ring() {
             }
         }
     }
+}
+
+#[test]
+fn connections_over_a_link_that_cannot_come_up_are_refused() {
+    let identities = || [identity(0, Some(ONE)), identity(1, Some(ONE))];
+    let mut pair = HostPair::on_fabrics(identities(), [0, 1]);
+    assert_eq!(pair.connect(), Err(Refusal::Unreachable));
+    pair.settle();
+    for host in &pair.hosts {
+        let counts = host.daemon.object_counts();
+        let ends: usize = counts.map(|(_, one)| one.connections).sum();
+        assert_eq!(ends, 0, "an end is left");
+    }
+}
+
+/// Returns the numbers of the requests that were answered: true for a connection, false for a refusal.
+fn answers(host: &mut Host) -> Vec<(u32, bool)> {
+    let answer = |event: Event| match event {
+        Event::Connected { request, .. } => Some((request, true)),
+        Event::Refused { request, .. } => Some((request, false)),
+        _ => None,
+    };
+    std::mem::take(&mut host.events)
+        .into_iter()
+        .filter_map(answer)
+        .collect()
+}
+
+#[test]
+fn requests_beyond_the_backlog_wait_until_a_connection_is_taken() {
+    let mut pair = HostPair::new([identity(0, Some(ONE)), identity(1, Some(ONE))]);
+    pair.hosts[1].application.listen(7, 1);
+    pair.settle();
+    let to = SocketAddr::new(address(1), 7);
+    let requests = [(); 4].map(|()| pair.hosts[0].application.connect(to));
+    pair.settle();
+    assert_eq!(answers(&mut pair.hosts[0]), [(requests[0], true)]);
+    let listener = pair.hosts[1].events.iter().find_map(|event| match event {
+        Event::Listening { listener, .. } => Some(*listener),
+        _ => None,
+    });
+    let listener = listener.expect("it listens");
+    for request in &requests[1..3] {
+        pair.hosts[1].application.took(listener);
+        pair.settle();
+        assert_eq!(answers(&mut pair.hosts[0]), [(*request, true)]);
+    }
+    // Those that still wait are refused when the listener closes.
+    pair.hosts[1].application.unlisten(listener);
+    pair.settle();
+    assert_eq!(answers(&mut pair.hosts[0]), [(requests[3], false)]);
+}
+
+/// An application that ends while its request waits takes no place in the backlog.
+#[test]
+fn a_waiting_request_of_a_gone_application_makes_room_for_the_next() {
+    let mut pair = HostPair::new([identity(0, Some(ONE)), identity(1, Some(ONE))]);
+    pair.hosts[1].application.listen(7, 1);
+    pair.settle();
+    let to = SocketAddr::new(address(1), 7);
+    pair.hosts[0].application.connect(to);
+    pair.settle();
+    assert_eq!(answers(&mut pair.hosts[0]).len(), 1);
+    pair.hosts[0].application.connect(to);
+    pair.settle();
+    let host = &mut pair.hosts[0];
+    host.daemon.session_gone(host.session);
+    host.session = host.daemon.session_up(1000);
+    host.application = Session::new("next");
+    pair.settle();
+    let request = pair.hosts[0].application.connect(to);
+    pair.settle();
+    assert_eq!(answers(&mut pair.hosts[0]), []);
+    for _ in 0..2 {
+        pair.hosts[1].application.took(1);
+        pair.settle();
+    }
+    assert_eq!(answers(&mut pair.hosts[0]), [(request, true)]);
+}
+
+#[test]
+fn one_user_at_two_sockets_is_two_tenants() {
+    let mut pair = HostPair::new([identity(0, Some(ONE)), identity(1, Some(ONE))]);
+    pair.settle();
+    let host = &mut pair.hosts[0];
+    let mut attach = |tenant: Tenant| {
+        let session = host.daemon.session_up(tenant);
+        let packet = Session::new("other").output().expect("it attaches");
+        host.daemon.session_packet(session, &packet.bytes, None);
+        let counts = host.daemon.object_counts();
+        let mut domains: Vec<_> = counts.map(|(id, one)| (id, one.sessions)).collect();
+        domains.sort();
+        domains
+    };
+    let (first, second) = (DomainId(1000), DomainId(u32::MAX));
+    let at_second = Tenant {
+        user: 1000,
+        socket: 1,
+    };
+    assert_eq!(attach(at_second), [(first, 1), (second, 1)]);
+    assert_eq!(attach(at_second), [(first, 1), (second, 2)]);
+    // A user whose number is in use as that of another domain gets another one.
+    let third = DomainId(u32::MAX - 1);
+    let expected = [(first, 1), (third, 1), (second, 2)];
+    assert_eq!(attach(u32::MAX.into()), expected);
 }

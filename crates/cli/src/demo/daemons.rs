@@ -105,7 +105,7 @@ pub(super) fn run_daemon(socket: &str, at: SocketAddr, device: &DeviceName) -> a
     let config = ServerConfig {
         identity: Identity::open(at.ip(), u64::from(std::process::id())),
         port: at.port(),
-        socket,
+        sockets: vec![socket],
         is_for_all: false,
         metrics: Some(MetricsAt::Path(metrics)),
         registry: Some(headworks::registry()?),

@@ -191,6 +191,24 @@ impl<'m> Decoder<'m> {
         Ok(SocketAddr::new(ip.to_canonical(), self.u16()?))
     }
 
+    /// Reads an address, whose port must be 0.
+    ///
+    /// # Errors
+    ///
+    /// As [`Decoder::u8`], and [`ContractError::Message`]: there is a port.
+    pub fn address_without_port(&mut self) -> Result<IpAddr, ContractError> {
+        let address = self.address()?;
+        match address.port() {
+            0 => Ok(address.ip()),
+            _ => Err(ContractError::Message("an address of a host has a port")),
+        }
+    }
+
+    /// Whether the whole message was read.
+    pub fn is_at_end(&self) -> bool {
+        self.0.is_empty()
+    }
+
     /// Checks that the whole message was read.
     ///
     /// # Errors

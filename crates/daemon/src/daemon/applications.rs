@@ -95,12 +95,13 @@ impl Daemon {
         };
         let most = self.config.applications_each;
         if self.domain(id)?.sessions() >= most as usize {
-            let user = id.0;
-            tracing::warn!("user {user} has {most} applications: raise applications_each for more");
+            let tenant = self.domain(id)?.tenant();
+            tracing::warn!("{tenant} has {most} applications: raise applications_each for more");
             return Err(Refusal::Limit);
         }
         let agreed = version.min(CONTRACT);
-        let number = self.domain(id)?.attach(name, agreed)?;
+        let address = self.identity.address;
+        let number = self.domain(id)?.attach(name, agreed, address)?;
         if let Some(client) = self.clients.get_mut(&session) {
             client.number = Some(number);
         }
@@ -182,15 +183,19 @@ impl Daemon {
             Request::Unlisten { listener } => {
                 let port = client.listeners.remove(&listener);
                 let port = port.ok_or(Refusal::Misuse)?;
-                let gone = self.ports.remove(&port);
-                self.hang_up(gone.and_then(|gone| gone.watch));
+                if let Some(gone) = self.ports.remove(&port) {
+                    self.hang_up(gone.watch);
+                    self.refuse_callers(gone.callers, Refusal::Refused);
+                }
             }
             Request::Took { listener } => {
                 // The application may have closed the listener meanwhile.
+                let port = client.listeners.get(&listener).copied();
                 if let Ok(listener) = listener_of(client, &mut self.ports, listener) {
                     listener.waiting = listener.waiting.saturating_sub(1);
                     listener.untaken = listener.untaken.saturating_sub(1);
                 }
+                port.into_iter().for_each(|port| self.serve_callers(port));
             }
             Request::Close { handle } | Request::Abort { handle } => {
                 let gives_up = matches!(request, Request::Abort { .. });
@@ -293,6 +298,7 @@ impl Daemon {
             backlog: backlog.max(1),
             waiting: 0,
             untaken: 0,
+            callers: VecDeque::new(),
             watch: None,
             is_readable: false,
         };

@@ -14,8 +14,8 @@ const GIVEN_UP_MAX: usize = 1000;
 const NOBODY: SessionId = SessionId(0);
 
 impl Daemon {
-    /// Refuses the connect requests that nobody has answered within [`CONNECT_TIMEOUT`]: the other host is silent, or
-    /// its daemon is stopped.
+    /// Refuses the connect requests that nobody has answered within [`CONNECT_TIMEOUT`], and those whose link did not
+    /// come up: the other host is silent, or its daemon is stopped.
     pub(super) fn give_up_requests(&mut self) {
         let (now, limit) = (self.now, self.now + CONNECT_TIMEOUT);
         let mut earliest = None;
@@ -52,6 +52,12 @@ impl Daemon {
                 lost.push(*peer);
             }
         }
+        let mut links = Vec::new();
+        for (key, connection) in &mut self.unproven {
+            if is_over(&mut connection.request) {
+                links.push(*key);
+            }
+        }
         (self.has_new_requests, self.requests_until) = (false, earliest);
         for address in silent {
             self.routes.remove(&address);
@@ -62,6 +68,9 @@ impl Daemon {
         }
         for request_connection in over {
             self.refuse(&request_connection, Refusal::TimedOut);
+        }
+        for key in links {
+            self.abandon_unproven(key, Refusal::TimedOut);
         }
         for peer in lost {
             self.outputs.push_back(Output::HangUp(peer));

@@ -1,22 +1,14 @@
-//! Other daemons, and the handshake that makes a connection with them.
-//!
-//! The daemon of the listener makes its end first ([`Message::Accept`]), then the daemon of the connecting
-//! application makes the other ([`Message::Confirm`]). The listening application gets the connection once
-//! both ends exist.
+//! Other daemons: dialing them, mutual introduction, and their messages.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 
-use headworks_client::socket_message::{Refusal, Reply};
-use headworks_client::{Reset, Vqpn};
+use headworks_client::Reset;
+use headworks_client::socket_message::Refusal;
 
-use super::applications::show;
-use super::{
-    Daemon, Listener, Output, Peer, PeerId, PeerRoute, PendingAccept, PendingConnect, SessionId,
-    WatchId, agreed,
-};
+use super::{Caller, Daemon, Output, Peer, PeerId, PeerRoute, agreed};
 use crate::auth::{AuthClaim, CallRole};
 use crate::control::{DomainPair, Message, VERSION_OLDEST};
-use crate::domain::{DomainId, Offer, QpGroupKey};
+use crate::domain::{DomainId, QpGroupKey};
 use headworks_verbs::Duration;
 use slab::Slab;
 
@@ -27,94 +19,6 @@ const STRANGERS: usize = 256;
 /// Age from which a stream without an introduction is closed when another stream arrives.
 const PATIENCE: Duration = Duration::from_secs(10);
 impl Daemon {
-    /// Serves an application's connect request.
-    pub(super) fn request_connection(
-        &mut self,
-        client: SessionId,
-        request: u32,
-        to: SocketAddr,
-        watch: Option<WatchId>,
-    ) {
-        // As with sockets, the unspecified address is this host.
-        let to = match to.ip().is_unspecified() {
-            true => SocketAddr::new(self.identity.address, to.port()),
-            false => to,
-        };
-        let most = self.config.connections_each;
-        let is_draining = self.is_draining;
-        let Some(own) = self.clients.get_mut(&client) else {
-            return self.hang_up(watch);
-        };
-        let why = match own.wishes >= most {
-            _ if is_draining => Some(Refusal::Stopping),
-            true => Some(Refusal::Limit),
-            false => None,
-        };
-        if let Some(why) = why {
-            self.hang_up(watch);
-            return self.tell(client, Reply::Refused { request, why });
-        }
-        own.wishes += 1;
-        let port = self.free_port();
-        let request_connection = PendingConnect {
-            client,
-            request,
-            local: SocketAddr::new(self.identity.address, *port.as_ref().unwrap_or(&0)),
-            to,
-            watch,
-            until: None,
-        };
-        self.has_new_requests = true;
-        if let Err(why) = port {
-            return self.refuse(&request_connection, why);
-        }
-        match self.routes.get_mut(&to.ip()) {
-            Some(PeerRoute::Up(peer)) => {
-                let peer = *peer;
-                self.ask(peer, request_connection);
-            }
-            Some(PeerRoute::Dialing(_, wishes)) => wishes.push(request_connection),
-            None => {
-                self.routes
-                    .insert(to.ip(), PeerRoute::Dialing(1, vec![request_connection]));
-                self.outputs.push_back(Output::Dial(to.ip()));
-            }
-        }
-    }
-
-    /// Refuses a connect request.
-    pub(super) fn refuse(&mut self, request_connection: &PendingConnect, why: Refusal) {
-        self.hang_up(request_connection.watch);
-        let request = request_connection.request;
-        self.answer(request_connection.client, Reply::Refused { request, why });
-    }
-
-    /// Answers a connect request.
-    fn answer(&mut self, client: SessionId, reply: Reply) {
-        if let Some(own) = self.clients.get_mut(&client) {
-            own.wishes = own.wishes.saturating_sub(1);
-        }
-        self.tell(client, reply);
-    }
-
-    fn ask(&mut self, peer: PeerId, request_connection: PendingConnect) {
-        let Some(client) = self.clients.get(&request_connection.client) else {
-            return;
-        };
-        let domain = client.domain;
-        let Some(of) = self.peers.get_mut(&peer) else {
-            return;
-        };
-        let token = of.wishes.insert(request_connection) as u32;
-        let connect = Message::Connect {
-            token,
-            domain,
-            from: request_connection.local,
-            port: request_connection.to.port(),
-        };
-        self.say(peer, &connect);
-    }
-
     pub(super) fn say(&mut self, peer: PeerId, message: &Message) {
         let message = message.encode();
         self.outputs.push_back(Output::ToPeer { peer, message });
@@ -337,6 +241,9 @@ impl Daemon {
             }
             self.pass_on(id);
         }
+        for listener in self.ports.values_mut() {
+            listener.callers.retain(|caller| caller.peer != peer);
+        }
         for ((domain, number), accepted) in gone.accepted {
             self.drop_accepted(domain, number, accepted);
         }
@@ -352,20 +259,6 @@ impl Daemon {
             }
             _ => self.dial_failed(address, Refusal::Unreachable),
         }
-    }
-
-    /// Drops an end that was never confirmed. Its application has not been told of it.
-    fn drop_accepted(&mut self, domain: DomainId, number: Vqpn, accepted: PendingAccept) {
-        let listener = self.ports.get_mut(&accepted.port);
-        let of =
-            |one: &&mut Listener| (one.client, one.number) == (accepted.client, accepted.number);
-        if let Some(listener) = listener.filter(of) {
-            listener.waiting = listener.waiting.saturating_sub(1);
-        }
-        if let Some(of) = self.domains.get_mut(&domain) {
-            of.refuse(number);
-        }
-        self.pass_on(domain);
     }
 
     /// Ends the stream to a daemon that broke the protocol or failed to authenticate. Everything that depends
@@ -508,7 +401,7 @@ impl Daemon {
 
     /// Returns whether this side opens the queue-pair groups with a peer. The daemon with the lower address
     /// opens them; on one host, the side that dialed.
-    fn opens(&self, peer: PeerId) -> bool {
+    pub(super) fn opens(&self, peer: PeerId) -> bool {
         let Some(peer) = self.peers.get(&peer) else {
             return false;
         };
@@ -557,15 +450,13 @@ impl Daemon {
                 from,
                 port,
             } => {
-                let message = match self.accept(peer, domain, from, port) {
-                    Ok((domain, offer)) => Message::Accept {
-                        token,
-                        domain,
-                        offer,
-                    },
-                    Err(why) => Message::Refuse { token, why },
-                };
-                self.say(peer, &message);
+                self.called(Caller {
+                    peer,
+                    token,
+                    domain,
+                    from,
+                    port,
+                });
             }
             Message::Accept {
                 token,
@@ -608,165 +499,5 @@ impl Daemon {
             }
         }
         Some(())
-    }
-
-    /// Makes an end for an application on another host that connects to a port of this one.
-    fn accept(
-        &mut self,
-        peer: PeerId,
-        from_domain: DomainId,
-        from: SocketAddr,
-        port: u16,
-    ) -> Result<(DomainId, Offer), Refusal> {
-        let opens = self.opens(peer);
-        let known = self.peers.get(&peer).and_then(|of| of.known);
-        if known.is_none_or(|(address, _)| address != from.ip()) {
-            return Err(Refusal::Denied);
-        }
-        if self.is_draining {
-            return Err(Refusal::Stopping);
-        }
-        let listener = self.ports.get_mut(&port).ok_or(Refusal::Refused)?;
-        if listener.waiting >= listener.backlog {
-            return Err(Refusal::Refused);
-        }
-        let client = self.clients.get(&listener.client).ok_or(Refusal::Refused)?;
-        let (id, Some(session)) = (client.domain, client.number) else {
-            return Err(Refusal::Refused);
-        };
-        let domain = self.domains.get_mut(&id).ok_or(Refusal::Refused)?;
-        let key = QpGroupKey {
-            peer: peer.0,
-            domain: from_domain,
-        };
-        let local = SocketAddr::new(self.identity.address, port);
-        let opened = domain
-            .qp_group(key, opens)
-            .and_then(|group| domain.open(group, session, local, from));
-        if let Ok(offer) = &opened {
-            listener.waiting += 1;
-            if let Some(of) = self.peers.get_mut(&peer) {
-                let accepted = PendingAccept {
-                    port,
-                    client: listener.client,
-                    number: listener.number,
-                    from: from_domain,
-                };
-                of.accepted.insert((id, offer.number), accepted);
-            }
-        }
-        self.pass_on(id);
-        Ok((id, opened?))
-    }
-
-    /// Handles the acceptance of a connect request: the other daemon has made its end.
-    fn accepted(
-        &mut self,
-        peer: PeerId,
-        request_connection: PendingConnect,
-        there: DomainId,
-        offer: Offer,
-    ) {
-        let opens = self.opens(peer);
-        let client = self.clients.get(&request_connection.client);
-        let here = client.and_then(|client| Some((client.domain, client.number?)));
-        let cancel = Message::Cancel {
-            domain: there,
-            number: offer.number,
-        };
-        let here = here.filter(|(id, _)| self.domains.contains_key(id));
-        let Some((id, session)) = here else {
-            self.hang_up(request_connection.watch);
-            return self.say(peer, &cancel);
-        };
-        let Some(domain) = self.domains.get_mut(&id) else {
-            return;
-        };
-        let key = QpGroupKey {
-            peer: peer.0,
-            domain: there,
-        };
-        let opened = domain.qp_group(key, opens).and_then(|group| {
-            domain.open(
-                group,
-                session,
-                request_connection.local,
-                request_connection.to,
-            )
-        });
-        let request = request_connection.request;
-        match opened {
-            Ok(own) => {
-                let end = domain.connect(own.number, offer);
-                if let (Some((session, end)), Some(_)) = (&end, request_connection.watch) {
-                    domain.watch(*session, end.handle, request_connection.watch);
-                }
-                self.pass_on(id);
-                let confirm = Message::Confirm {
-                    domain: there,
-                    number: offer.number,
-                    offer: own,
-                };
-                self.say(peer, &confirm);
-                match end {
-                    Some((_, end)) => {
-                        self.answer(request_connection.client, Reply::Connected { request, end });
-                    }
-                    None => self.refuse(&request_connection, Refusal::Unreachable),
-                }
-            }
-            Err(why) => {
-                self.pass_on(id);
-                self.say(peer, &cancel);
-                self.refuse(&request_connection, why);
-            }
-        }
-    }
-
-    /// Handles the confirmation of an accepted connection: both ends exist.
-    fn confirmed(
-        &mut self,
-        peer: PeerId,
-        id: DomainId,
-        number: Vqpn,
-        accepted: PendingAccept,
-        offer: Offer,
-    ) {
-        let Some(domain) = self.domains.get_mut(&id) else {
-            return;
-        };
-        let group = domain.qp_group_of(number);
-        if group.is_none() {
-            // The group has failed meanwhile, and the other end is on the next one.
-            domain.refuse(number);
-            self.pass_on(id);
-            let missed = Message::Missed {
-                domain: accepted.from,
-                number: offer.number,
-            };
-            return self.say(peer, &missed);
-        }
-        let listener = self.ports.get(&accepted.port).copied();
-        let is_same =
-            |one: &Listener| (one.client, one.number) == (accepted.client, accepted.number);
-        let listener = listener.filter(is_same);
-        let end = domain.connect(number, offer);
-        let (Some((_, end)), Some(listener)) = (end, listener) else {
-            // The listener is gone.
-            if let Some((session, end)) = end {
-                domain.close(session, end.handle, true);
-            }
-            return self.pass_on(id);
-        };
-        self.pass_on(id);
-        let incoming = Reply::Incoming {
-            listener: listener.number,
-            end,
-        };
-        self.tell(listener.client, incoming);
-        if let Some(listener) = self.ports.get_mut(&accepted.port) {
-            listener.untaken += 1;
-            show(listener, &mut self.outputs);
-        }
     }
 }

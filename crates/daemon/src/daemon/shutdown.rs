@@ -3,7 +3,7 @@
 use headworks_client::Reset;
 use headworks_client::socket_message::{Refusal, Reply};
 
-use super::{Daemon, Output, PeerId, SessionId};
+use super::{Caller, Daemon, Output, PeerId, SessionId};
 use crate::control::Message;
 
 impl Daemon {
@@ -11,6 +11,10 @@ impl Daemon {
     /// other hosts are refused. Existing connections go on.
     pub fn drain(&mut self) {
         self.is_draining = true;
+        let listeners = self.ports.values_mut();
+        let callers = listeners.flat_map(|listener| std::mem::take(&mut listener.callers));
+        let callers: Vec<Caller> = callers.collect();
+        self.refuse_callers(callers, Refusal::Stopping);
     }
 
     /// Returns the number of ends of connections.

@@ -37,8 +37,8 @@ impl Domain {
         let most = self.config.qp_groups_max;
         if self.groups.len() >= most as usize {
             tracing::warn!(
-                "cannot open a queue-pair group to another host: user {} has reached qp_groups_max = {most}; raise it",
-                self.id.0
+                "cannot open a queue-pair group to another host: {} has reached qp_groups_max = {most}; raise it",
+                self.tenant
             );
             return Err(Refusal::Limit);
         }
@@ -258,6 +258,26 @@ impl Domain {
         }
     }
 
+    /// Notes that the group of a queue pair has carried a frame, in either direction.
+    pub(super) fn prove(&mut self, at: usize) {
+        let Some(entry) = self.groups.get_mut(at) else {
+            return;
+        };
+        let was_proven = entry.group.is_proven();
+        entry.group.has_carried = true;
+        if !was_proven && entry.group.is_proven() {
+            let group = entry.key;
+            self.outputs.push_back(Output::QpGroupProven { group });
+        }
+    }
+
+    /// Returns whether the group of a connection is up and has carried a frame.
+    pub fn is_link_proven(&self, number: Vqpn) -> bool {
+        let group = self.connections.get(number).and_then(|one| one.place.group);
+        let entry = group.and_then(|at| self.groups.get(at));
+        entry.is_some_and(|entry| entry.group.is_proven())
+    }
+
     /// Returns the group that carries a connection, if there is one.
     pub fn qp_group_of(&self, number: Vqpn) -> Option<QpGroupKey> {
         let at = self.connections.get(number)?.place.group?;
@@ -286,8 +306,17 @@ impl Domain {
         of_group.map(|(number, _)| number).collect()
     }
 
-    /// Schedules everything that waited for a group to come up.
+    /// Schedules everything that waited for a group to come up, and a first frame, which shows that it works.
     pub(super) fn resume(&mut self, at: usize) {
+        if let Some(entry) = self.groups.get_mut(at) {
+            let group = entry.key;
+            match entry.group.is_proven() {
+                // The first frame of the other side came early.
+                true => self.outputs.push_back(Output::QpGroupProven { group }),
+                false => entry.group.greet(),
+            }
+            self.activate(at);
+        }
         let numbers = self.connections_of(at);
         for number in numbers {
             self.call(at, number);

@@ -42,6 +42,7 @@ impl Domain {
         let more = self.receive_shares.used(group.credit.outstanding());
         group.credit.promise(more);
         group.peer_load = header.load;
+        self.prove(at);
         self.activate(at);
         if header.kind == Kind::Tell {
             return;

@@ -68,7 +68,7 @@ impl Domain {
         }
         let groups = self.groups.iter().map(|(at, entry)| QpGroupSnapshot {
             host: host_of(entry.key.peer),
-            user: entry.key.domain.0,
+            domain: entry.key.domain.0,
             is_up: entry.group.is_up(),
             connections: on_group.get(&at).copied().unwrap_or(0),
             credit: entry.group.credit.left(),
@@ -93,7 +93,8 @@ impl Domain {
             })
         });
         DomainSnapshot {
-            user: self.id.0,
+            user: self.tenant.user,
+            socket: self.tenant.socket,
             object_counts: self.object_counts(),
             groups: groups.collect(),
             applications: applications.collect(),

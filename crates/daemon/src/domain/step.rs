@@ -95,6 +95,7 @@ impl Domain {
             QpRole::Frames => BTreeSet::new(),
             QpRole::Bulk => std::mem::take(&mut entry.group.waiting),
         };
+        self.prove(at);
         self.activate(at);
         waiting.into_iter().for_each(|number| self.call(at, number));
         for then in thens {

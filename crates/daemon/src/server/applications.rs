@@ -10,7 +10,7 @@ use rustix::event::epoll;
 
 use super::subscriptions::SubscriptionRefused;
 use super::{BATCH, Inner, Token};
-use crate::daemon::SessionId;
+use crate::daemon::{SessionId, Tenant};
 
 /// Maximum number of packets queued for an application that does not receive. Beyond it, the application is
 /// turned away.
@@ -24,43 +24,46 @@ type Outgoing = (Vec<u8>, Option<Arc<dyn Buffer>>);
 /// Socket of an application, with the packets that it had no room for.
 pub(super) struct Attached {
     pub(super) socket: PacketSocket,
-    user: u32,
+    tenant: Tenant,
     unsent: VecDeque<Outgoing>,
     is_full: bool,
 }
 
 impl Inner {
-    pub(super) fn greet_applications(&mut self) {
+    pub(super) fn greet_applications(&mut self, at: u16) {
         for _ in 0..BATCH {
-            let socket = match self.applications.accept() {
+            let Some(listener) = self.applications.get(usize::from(at)) else {
+                return;
+            };
+            let socket = match listener.accept() {
                 Ok(Some(socket)) => socket,
                 Ok(None) => return,
                 Err(error) => return self.pause_accepting("an application cannot attach", &error),
             };
-            let user = match socket.user() {
-                Ok(user) => user,
+            let tenant = match socket.user() {
+                Ok(user) => Tenant { user, socket: at },
                 Err(error) => {
                     tracing::warn!("an application cannot attach: {error}");
                     continue;
                 }
             };
-            if let Err(why) = self.subscriptions.check(user) {
-                report_unwanted(&name_of(&socket), user, why);
+            if let Err(why) = self.subscriptions.check(tenant) {
+                report_unwanted(&name_of(&socket), tenant, why);
                 let why = why.into();
                 // Best effort: the process may not read its socket.
                 let _ = socket.send(&Reply::Over { why }.encode(), None);
-                self.subscriptions.shed(user, socket);
+                self.subscriptions.shed(tenant, socket);
                 continue;
             }
-            let session = self.daemon.session_up(user);
+            let session = self.daemon.session_up(tenant);
             if self.watch(&socket, Token::Session(session)).is_err() {
                 self.daemon.session_gone(session);
-                self.subscriptions.close(user, socket.into());
+                self.subscriptions.close(tenant, socket.into());
                 continue;
             }
             let attached = Attached {
                 socket,
-                user,
+                tenant,
                 unsent: VecDeque::new(),
                 is_full: false,
             };
@@ -160,11 +163,11 @@ impl Inner {
         let Some(attached) = self.sessions.get(&session) else {
             return;
         };
-        let user = attached.user;
-        match self.subscriptions.take(session, user, packet.files) {
+        let tenant = attached.tenant;
+        match self.subscriptions.take(session, tenant, packet.files) {
             Ok(watch) => self.daemon.session_packet(session, &packet.bytes, watch),
             Err(why) => {
-                report_unwanted(&name_of(&attached.socket), user, why);
+                report_unwanted(&name_of(&attached.socket), tenant, why);
                 self.daemon.session_unwanted(session, why.into());
             }
         }
@@ -185,7 +188,7 @@ impl Inner {
                 tracing::warn!("a socket cannot be removed from epoll: {error}");
             }
             self.subscriptions
-                .close(attached.user, attached.socket.into());
+                .close(attached.tenant, attached.socket.into());
         }
         self.subscriptions.drop_all(session);
     }
@@ -199,13 +202,13 @@ fn name_of(socket: &PacketSocket) -> String {
     }
 }
 
-fn report_unwanted(process: &str, user: u32, why: SubscriptionRefused) {
+fn report_unwanted(process: &str, tenant: Tenant, why: SubscriptionRefused) {
     match why {
-        // A log line of its own, since it concerns all of the user's processes: lines are limited separately.
-        SubscriptionRefused::Left(_) => tracing::warn!(
-            "{process} of user {user} is turned away, like others of this user: {why}"
-        ),
-        why => tracing::warn!("{process} of user {user} is turned away: {why}"),
+        // A log line of its own, since it concerns all of the tenant's processes: lines are limited separately.
+        SubscriptionRefused::Left(_) => {
+            tracing::warn!("{process} of {tenant} is turned away, like others of this user: {why}")
+        }
+        why => tracing::warn!("{process} of {tenant} is turned away: {why}"),
     }
 }
 

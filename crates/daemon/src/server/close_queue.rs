@@ -2,8 +2,8 @@
 //!
 //! The last close of a file may block for as long as its creator likes: think of a lingering TCP socket, or a
 //! file system in user space. So may the close of a socket in which such a file lies unread. Therefore a few
-//! threads for each user close files, and nothing waits for them. One user's files never delay the closing of
-//! another's. A user with too many unclosed files may hand over no more.
+//! threads for each tenant close files, and nothing waits for them. One tenant's files never delay the closing of
+//! another's. A tenant with too many unclosed files may hand over no more.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::OwnedFd;
@@ -12,28 +12,30 @@ use std::time::Duration;
 
 use headworks_shm::process_limits;
 
-/// Maximum number of threads of a user. `EACH` is the number of waiting files per thread from which another
+use crate::daemon::Tenant;
+
+/// Maximum number of threads of a tenant. `EACH` is the number of waiting files per thread from which another
 /// thread is started.
 const THREADS: usize = 4;
 const EACH: usize = 16;
 /// How long an idle thread waits for the next file before it ends.
 const KEPT: Duration = Duration::from_secs(5);
-/// Divisor of the daemon's descriptor limit: a user may have this part of it unclosed, and others keep the
+/// Divisor of the daemon's descriptor limit: a tenant may have this part of it unclosed, and others keep the
 /// rest. `LEAST` is the lower bound of the result. Many files may be unclosed for a moment though none closes
 /// slowly, for example when an application ends that polls many connections.
 const PART: u64 = 4;
 const LEAST: usize = 64;
 
-/// Files waiting to be closed, kept apart by user. All are closed at the latest when the process ends.
+/// Files waiting to be closed, kept apart by tenant. All are closed at the latest when the process ends.
 #[derive(Debug)]
 pub(super) struct CloseQueue {
-    users: BTreeMap<u32, Arc<UserCloseQueue>>,
+    tenants: BTreeMap<Tenant, Arc<TenantCloseQueue>>,
     most: usize,
 }
 
-/// Files of one user.
+/// Files of one tenant.
 #[derive(Debug, Default)]
-struct UserCloseQueue {
+struct TenantCloseQueue {
     work: Mutex<CloseQueueState>,
     has_more: Condvar,
 }
@@ -68,23 +70,23 @@ impl Default for CloseQueue {
 impl CloseQueue {
     fn of_at_most(most: usize) -> Self {
         Self {
-            users: BTreeMap::new(),
+            tenants: BTreeMap::new(),
             most,
         }
     }
 
-    /// Returns the number of a user's unclosed files if it has reached the maximum.
-    pub(super) fn is_full(&self, user: u32) -> Option<usize> {
-        let left = self.users.get(&user)?.work().left();
+    /// Returns the number of a tenant's unclosed files if it has reached the maximum.
+    pub(super) fn is_full(&self, tenant: Tenant) -> Option<usize> {
+        let left = self.tenants.get(&tenant)?.work().left();
         (left >= self.most).then_some(left)
     }
 
-    /// Queues a file of a user to be closed.
-    pub(super) fn close(&mut self, user: u32, file: OwnedFd) {
-        if !self.users.contains_key(&user) {
-            self.users.retain(|_, one| one.work().threads > 0);
+    /// Queues a file of a tenant to be closed.
+    pub(super) fn close(&mut self, tenant: Tenant, file: OwnedFd) {
+        if !self.tenants.contains_key(&tenant) {
+            self.tenants.retain(|_, one| one.work().threads > 0);
         }
-        let closer = self.users.entry(user).or_default();
+        let closer = self.tenants.entry(tenant).or_default();
         let mut work = closer.work();
         work.files.push_back(file);
         closer.has_more.notify_one();
@@ -100,7 +102,7 @@ impl CloseQueue {
     }
 }
 
-impl UserCloseQueue {
+impl TenantCloseQueue {
     fn work(&self) -> MutexGuard<'_, CloseQueueState> {
         self.work.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -160,27 +162,27 @@ mod tests {
         let mut closers = CloseQueue::of_at_most(MOST);
         let mut others = Vec::new();
         for left in 0..MOST {
-            assert_eq!(closers.is_full(1), None, "{left}");
+            assert_eq!(closers.is_full(1.into()), None, "{left}");
             let (slow, other) = lingering();
             others.push(other);
-            closers.close(1, slow);
+            closers.close(1.into(), slow);
         }
-        assert_eq!(closers.is_full(1), Some(MOST));
-        assert_eq!(closers.is_full(2), None);
+        assert_eq!(closers.is_full(1.into()), Some(MOST));
+        assert_eq!(closers.is_full(2.into()), None);
         let (file, mut far) = UnixStream::pair().unwrap();
         // The test fails instead of hanging if the file is not closed.
         far.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
-        closers.close(2, file.into());
+        closers.close(2.into(), file.into());
         let mut rest = Vec::new();
         assert_eq!(far.read_to_end(&mut rest).unwrap(), 0, "it is closed");
         // The same user's later file is closed too, once the slow ones are.
         let (file, mut far) = UnixStream::pair().unwrap();
         far.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
-        closers.close(1, file.into());
+        closers.close(1.into(), file.into());
         drop(others);
         assert_eq!(far.read_to_end(&mut rest).unwrap(), 0, "it is closed");
         // A file counts until its close has returned, which is a moment after the other end saw it.
-        while closers.is_full(1).is_some() {
+        while closers.is_full(1.into()).is_some() {
             std::thread::yield_now();
         }
     }

@@ -16,7 +16,7 @@ use rustix::net::sockopt::{socket_domain, socket_type};
 use rustix::net::{AddressFamily, SendFlags, Shutdown, SocketType, send, shutdown};
 
 use super::close_queue::CloseQueue;
-use crate::daemon::{SessionId, Signal, WatchId};
+use crate::daemon::{SessionId, Signal, Tenant, WatchId};
 
 /// Maximum number of reads in a row that make a descriptor writable again, of `READ` bytes each. A correct
 /// application fills a small buffer once.
@@ -33,7 +33,7 @@ pub(super) struct Subscriptions {
 
 struct Subscription {
     session: SessionId,
-    user: u32,
+    tenant: Tenant,
     file: OwnedFd,
 }
 
@@ -46,7 +46,7 @@ pub(super) enum SubscriptionRefused {
     /// The descriptor is no end of a stream socket pair.
     #[error("the file that it handed over is no Unix stream socket")]
     Kind,
-    /// Too many of the user's files are not closed: they close slowly, or came all at once.
+    /// Too many of the tenant's files are not closed: they close slowly, or came all at once.
     #[error("{0} files that this user's applications handed over are not closed yet")]
     Left(usize),
 }
@@ -69,26 +69,26 @@ impl Subscriptions {
     pub(super) fn take(
         &mut self,
         session: SessionId,
-        user: u32,
+        tenant: Tenant,
         mut files: Vec<OwnedFd>,
     ) -> Result<Option<WatchId>, SubscriptionRefused> {
         let unwanted = match &files[..] {
             [] => return Ok(None),
             [file] if !is_stream(file) => Some(SubscriptionRefused::Kind),
-            [_] => self.check(user).err(),
+            [_] => self.check(tenant).err(),
             many => Some(SubscriptionRefused::Many(many.len())),
         };
         if let Some(unwanted) = unwanted {
             files
                 .into_iter()
-                .for_each(|file| self.closers.close(user, file));
+                .for_each(|file| self.closers.close(tenant, file));
             return Err(unwanted);
         }
         let subscriptions = files.pop().map(|file| {
             self.last += 1;
             let watch = Subscription {
                 session,
-                user,
+                tenant,
                 file,
             };
             self.all.insert(WatchId(self.last), watch);
@@ -97,26 +97,26 @@ impl Subscriptions {
         Ok(subscriptions)
     }
 
-    /// Checks whether the daemon may accept more descriptors of a user, all of which it has to close one day.
+    /// Checks whether the daemon may accept more descriptors of a tenant, all of which it has to close one day.
     ///
     /// # Errors
     ///
     /// [`SubscriptionRefused::Left`].
-    pub(super) fn check(&self, user: u32) -> Result<(), SubscriptionRefused> {
-        let left = self.closers.is_full(user);
+    pub(super) fn check(&self, tenant: Tenant) -> Result<(), SubscriptionRefused> {
+        let left = self.closers.is_full(tenant);
         left.map_or(Ok(()), |left| Err(SubscriptionRefused::Left(left)))
     }
 
-    /// Hangs up a socket whose other end a user's application has.
-    pub(super) fn close(&mut self, user: u32, socket: OwnedFd) {
+    /// Hangs up a socket whose other end a tenant's application has.
+    pub(super) fn close(&mut self, tenant: Tenant, socket: OwnedFd) {
         // The other end sees the shutdown at once, whenever the socket is closed.
         let _ = shutdown(&socket, Shutdown::Both);
-        self.closers.close(user, socket);
+        self.closers.close(tenant, socket);
     }
 
-    /// Closes the socket of a caller whose user may hand over no more. If no file lies in it, it is closed
+    /// Closes the socket of a caller whose tenant may hand over no more. If no file lies in it, it is closed
     /// here, so that repeated calls leave nothing behind.
-    pub(super) fn shed(&mut self, user: u32, socket: PacketSocket) {
+    pub(super) fn shed(&mut self, tenant: Tenant, socket: PacketSocket) {
         // After the shutdown nothing more can arrive in the socket.
         let _ = shutdown(&socket, Shutdown::Both);
         for _ in 0..READS {
@@ -124,19 +124,19 @@ impl Subscriptions {
                 Ok(RecvOutcome::Packet(packet)) if packet.files.is_empty() => {}
                 Ok(RecvOutcome::Packet(packet)) => {
                     let files = packet.files.into_iter();
-                    files.for_each(|file| self.closers.close(user, file));
+                    files.for_each(|file| self.closers.close(tenant, file));
                     break;
                 }
                 Ok(RecvOutcome::Closed) => return,
                 Ok(RecvOutcome::WouldBlock) | Err(_) => break,
             }
         }
-        self.closers.close(user, socket.into());
+        self.closers.close(tenant, socket.into());
     }
 
     /// Makes a state change visible at the other end.
     pub(super) fn signal(&mut self, watch: WatchId, signal: Signal) {
-        let Some(Subscription { user, file, .. }) = self.all.get(&watch) else {
+        let Some(Subscription { tenant, file, .. }) = self.all.get(&watch) else {
             return;
         };
         match signal {
@@ -152,7 +152,7 @@ impl Subscriptions {
                         Ok(came) if came.len > 0 => {
                             came.descriptors
                                 .into_iter()
-                                .for_each(|file| self.closers.close(*user, file));
+                                .for_each(|file| self.closers.close(*tenant, file));
                         }
                         _ => break,
                     }
@@ -163,8 +163,8 @@ impl Subscriptions {
     }
 
     fn hang_up(&mut self, watch: WatchId) {
-        if let Some(Subscription { user, file, .. }) = self.all.remove(&watch) {
-            self.close(user, file);
+        if let Some(Subscription { tenant, file, .. }) = self.all.remove(&watch) {
+            self.close(tenant, file);
         }
     }
 

@@ -32,7 +32,7 @@ pub(super) fn serve(device: &str, address: SocketAddr, socket: PathBuf) -> Resul
     let config = ServerConfig {
         identity: Identity::open(address.ip(), u64::from(std::process::id())),
         port: address.port(),
-        socket,
+        sockets: vec![socket],
         is_for_all: false,
         metrics: Some(MetricsAt::Path(metrics)),
         registry: None,

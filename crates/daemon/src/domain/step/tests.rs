@@ -1,7 +1,7 @@
 //! Two domains, each on its own device. The test passes their messages between them, and injects illegal
 //! ones.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 
 use headworks_client::{ControlBlock, EgressWriter, Extent, Op, Operation, Rights, Vqpn};
@@ -16,6 +16,8 @@ use crate::limits::{Bulk, DaemonLimits};
 use crate::qp_group::QpRole;
 use crate::send_queue::OnCompletion;
 
+/// Address of both daemons.
+const HOST: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 /// Context of a world in which no time passes.
 const ALONE: StandaloneContext = StandaloneContext {
     role: "daemon",
@@ -47,12 +49,13 @@ impl TwoDomains {
         let mut domains = [0, 1].map(|own| {
             let name = format!("soft:h{own}").parse().unwrap();
             let device: Arc<dyn Device> = provider.open(&name).unwrap();
-            Domain::new(DomainId(own), &device, config).unwrap()
+            Domain::new(DomainId(own), own.into(), &device, config).unwrap()
         });
         let opened = domains[0].qp_group(key(0), true).unwrap();
         let mut two = Self {
             groups: [opened; 2],
-            sessions: [0, 1].map(|own: usize| domains[own].attach("test".to_owned(), 1).unwrap()),
+            sessions: [0, 1]
+                .map(|own: usize| domains[own].attach("test".to_owned(), 1, HOST).unwrap()),
             offers: [Offer {
                 number: Vqpn::default(),
                 ring: Remote::default(),
@@ -98,7 +101,10 @@ impl TwoDomains {
                 } => other.bring_up(of, instance, qp_role, &bytes),
                 Output::QpGroupWanted { known, .. } => other.qp_group_wanted(of, known),
                 Output::QpGroupDown { instance, .. } => other.qp_group_down(of, instance),
-                Output::Slabs { .. } | Output::Signal { .. } | Output::Wake { .. } => {}
+                Output::Slabs { .. }
+                | Output::Signal { .. }
+                | Output::Wake { .. }
+                | Output::QpGroupProven { .. } => {}
             }
         }
         was_busy || !self.domains[own].is_idle()
