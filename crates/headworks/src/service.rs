@@ -56,7 +56,7 @@ pub use headworks_client::control_block::Transfer;
 pub use headworks_client::socket_message::Refusal;
 pub use headworks_client::{ContractError, Outcome, Reset, Rights};
 use headworks_shm::SegmentError;
-use headworks_verbs::Instant;
+use headworks_verbs::{Duration, Instant};
 
 mod datagrams;
 mod leader_followers;
@@ -81,7 +81,9 @@ pub use stream::{Peeked, Reader, ReclaimError, Stream};
 /// user.
 pub fn socket_of(address: IpAddr) -> PathBuf {
     let directory = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
-    let directory = directory.unwrap_or_else(std::env::temp_dir);
+    // As the XDG specification has it, a path that is not absolute counts as unset.
+    let directory = directory.filter(|path| path.is_absolute());
+    let directory = directory.unwrap_or_else(|| "/tmp".into());
     directory.join(format!("headworks-{address}.sock"))
 }
 
@@ -99,13 +101,21 @@ const SYSTEM_SOCKET: &str = "/run/headworks/daemon.sock";
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ServiceError {
-    /// No daemon listens at the path.
-    #[error("no daemon at {path}: {source}")]
+    /// No daemon listens at the path, or it serves other users.
+    #[error("{}", no_daemon(.path, .source))]
     NoDaemon {
         /// Path of the daemon's socket.
         path: String,
         /// The system's error.
         source: io::Error,
+    },
+    /// The daemon does not answer, or does not take requests.
+    #[error("the daemon at {path} did not answer for {} s: is it stopped?", .patience.as_secs_f64())]
+    DaemonSilent {
+        /// Path of the daemon's socket.
+        path: String,
+        /// How long it was waited for.
+        patience: Duration,
     },
     /// The daemon refused the request.
     #[error("{0}")]
@@ -155,6 +165,16 @@ pub enum ServiceError {
     },
 }
 
+fn no_daemon(path: &str, source: &io::Error) -> String {
+    match source.kind() {
+        io::ErrorKind::PermissionDenied => format!(
+            "the daemon at {path} may not be attached to: {source}: it serves its own user only, unless it is started \
+             with --users all"
+        ),
+        _ => format!("no daemon at {path}: {source}"),
+    }
+}
+
 fn system(what: &'static str) -> impl FnOnce(io::Error) -> ServiceError {
     move |source| ServiceError::System { what, source }
 }
@@ -165,9 +185,9 @@ impl From<ServiceError> for io::Error {
         let kind = match &error {
             ServiceError::Refused(Refusal::Refused) => ErrorKind::ConnectionRefused,
             ServiceError::Refused(Refusal::Unreachable) => ErrorKind::HostUnreachable,
-            ServiceError::Refused(Refusal::TimedOut) | ServiceError::Deadline => {
-                ErrorKind::TimedOut
-            }
+            ServiceError::Refused(Refusal::TimedOut)
+            | ServiceError::Deadline
+            | ServiceError::DaemonSilent { .. } => ErrorKind::TimedOut,
             ServiceError::Refused(Refusal::PortTaken) => ErrorKind::AddrInUse,
             ServiceError::Refused(Refusal::Memory) => ErrorKind::OutOfMemory,
             ServiceError::Refused(Refusal::Denied) => ErrorKind::PermissionDenied,
@@ -199,19 +219,38 @@ impl fmt::Debug for Service {
 
 impl Service {
     /// Attaches to this host's daemon; `name` appears in the daemon's logs. Tries the daemon at
-    /// `$HEADWORKS_DAEMON` if that is set; else the user's own daemon of 127.0.0.1, then the system's.
+    /// `$HEADWORKS_DAEMON` if that is set; else the user's own daemon of 127.0.0.1 and, where there is none, the
+    /// system's.
     ///
     /// # Errors
     ///
     /// As [`Service::attach`].
     pub fn open(name: &str) -> Result<Self, ServiceError> {
-        if let Some(path) = std::env::var_os("HEADWORKS_DAEMON") {
+        let named = std::env::var_os("HEADWORKS_DAEMON");
+        if let Some(path) = named.filter(|path| !path.is_empty()) {
             return Self::attach(path.as_ref(), name);
         }
         let own = socket_of(Ipv4Addr::LOCALHOST.into());
+        let is_absent = |source: &io::Error| {
+            matches!(
+                source.kind(),
+                io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused
+            )
+        };
         match Self::attach(&own, name) {
-            Err(ServiceError::NoDaemon { .. }) if Path::new(SYSTEM_SOCKET).exists() => {
-                Self::attach(SYSTEM_SOCKET.as_ref(), name)
+            Err(ServiceError::NoDaemon { source, .. })
+                if is_absent(&source) && Path::new(SYSTEM_SOCKET).exists() =>
+            {
+                let attached = Self::attach(SYSTEM_SOCKET.as_ref(), name);
+                attached.map_err(|error| match error {
+                    ServiceError::NoDaemon { source, .. } if is_absent(&source) => {
+                        ServiceError::NoDaemon {
+                            path: format!("{} or {SYSTEM_SOCKET}", own.display()),
+                            source,
+                        }
+                    }
+                    error => error,
+                })
             }
             attached => attached,
         }
@@ -221,7 +260,7 @@ impl Service {
     ///
     /// # Errors
     ///
-    /// [`ServiceError::NoDaemon`], [`ServiceError::Refused`].
+    /// [`ServiceError::NoDaemon`], [`ServiceError::Refused`]. [`ServiceError::DaemonSilent`] after 10 seconds.
     pub fn attach(path: &Path, name: &str) -> Result<Self, ServiceError> {
         SharedSession::attach(path, name).map(Self)
     }
@@ -237,11 +276,12 @@ impl Service {
         self.0.is_gone()
     }
 
-    /// Connects to the listener at `to`.
+    /// Connects to the listener at `to`. The daemon gives up after 10 seconds if the other host does not answer, the
+    /// link to it does not come up, or the listener's backlog stays full.
     ///
     /// # Errors
     ///
-    /// [`ServiceError::Refused`], [`ServiceError::DaemonGone`].
+    /// [`ServiceError::Refused`], [`ServiceError::DaemonGone`], [`ServiceError::DaemonSilent`].
     pub fn connect(&self, to: SocketAddr) -> Result<Stream, ServiceError> {
         self.connect_by(to, None)
     }
@@ -256,7 +296,7 @@ impl Service {
         to: SocketAddr,
         deadline: Option<Instant>,
     ) -> Result<Stream, ServiceError> {
-        match self.0.answer(deadline, |session| session.connect(to))? {
+        match self.0.answer_connect(deadline, to)? {
             Answer::Connected(connection) => Ok(Stream::new(&self.0, connection)),
             _ => Err(UNEXPECTED_ANSWER.into()),
         }
@@ -292,7 +332,18 @@ impl Service {
         Datagrams::bind(self, port)
     }
 
-    /// Listens at `port`, 0 for any free one; up to `backlog` callers may wait to be accepted.
+    /// Returns the address that the daemon serves, at which other hosts reach its listeners. `None` if the daemon is
+    /// too old to tell.
+    ///
+    /// # Errors
+    ///
+    /// [`ServiceError::DaemonGone`].
+    pub fn address(&self) -> Result<Option<IpAddr>, ServiceError> {
+        Ok(self.0.lock()?.session.address())
+    }
+
+    /// Listens at `port`, 0 for any free one. Up to `backlog` connections wait to be accepted; further callers wait
+    /// until there is room.
     ///
     /// # Errors
     ///

@@ -1,5 +1,5 @@
 //! Packets between processes of one machine, with an open file where one is needed, over a Unix socket under
-//! a path. Nothing here blocks.
+//! a path. Only dialing blocks.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -8,8 +8,10 @@ use std::path::{Path, PathBuf};
 
 use headworks_shm::descriptor_passing::{self, ReceivedMessage, peer_credentials};
 use headworks_shm::fork::CloseOnFork;
+use headworks_verbs::Duration;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect, listen,
     socket_with,
@@ -19,6 +21,8 @@ use rustix::net::{
 pub const PACKET_MAX: usize = 4096;
 /// Most connections that may wait to be accepted.
 const BACKLOG: i32 = 128;
+/// How long [`PacketSocket::dial`] waits for a place in a full backlog.
+const DIAL_TIMEOUT: Duration = Duration::from_secs(10);
 const FLAGS: SocketFlags = SocketFlags::CLOEXEC.union(SocketFlags::NONBLOCK);
 
 /// One end of a packet connection. Readable ([`AsFd`]) when a packet waits or the other end is gone. A forked child
@@ -52,14 +56,31 @@ fn socket() -> io::Result<CloseOnFork<OwnedFd>> {
 }
 
 impl PacketSocket {
-    /// Connects to the process that listens at `path`.
+    /// Connects as [`PacketSocket::dial_within`] does, within 10 seconds.
+    ///
+    /// # Errors
+    ///
+    /// As [`PacketSocket::dial_within`].
+    pub fn dial(path: &Path) -> io::Result<Self> {
+        Self::dial_within(path, DIAL_TIMEOUT)
+    }
+
+    /// Connects to the process that listens at `path`. While too many others wait to be accepted, waits for
+    /// `patience`.
     ///
     /// # Errors
     ///
     /// The errors of connect(2): nobody listens, the path does not exist, permission is denied.
-    pub fn dial(path: &Path) -> io::Result<Self> {
-        let socket = socket()?;
+    /// [`io::ErrorKind::WouldBlock`]: too many others waited all the time.
+    pub fn dial_within(path: &Path, patience: Duration) -> io::Result<Self> {
+        let flags = SocketFlags::CLOEXEC;
+        let make = || socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None);
+        let socket = CloseOnFork::open(make)?;
+        let patience = std::time::Duration::from_nanos(patience.nanos());
+        set_socket_timeout(&socket, Timeout::Send, Some(patience))?;
         connect(&socket, &SocketAddrUnix::new(path)?)?;
+        set_socket_timeout(&socket, Timeout::Send, None)?;
+        rustix::io::ioctl_fionbio(&socket, true)?;
         Ok(Self(socket))
     }
 

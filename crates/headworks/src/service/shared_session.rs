@@ -3,6 +3,8 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
+use std::io;
+use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -12,19 +14,26 @@ use headworks_client::session::Event;
 use headworks_client::socket_message::Request;
 use headworks_client::{Extent, Session};
 use headworks_net::packets::{PacketSocket, RecvOutcome};
-use headworks_net::{SpinMode, WaitPhase, Waiter, WakeReason};
+use headworks_net::{SpinMode, WaitPhase, Waiter, WakeReason, clock};
 use headworks_shm::fork::ForkGeneration;
 use headworks_shm::{SharedSegment, View};
 use headworks_verbs::{Duration, Instant};
-use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
 
 use super::leader_followers::LeaderFollowers;
 use super::{Refusal, ServiceError, system};
 
+/// How long the daemon has to answer a request that it can answer by itself, and to take packets from a full socket.
+pub(super) const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long a connect request may take. The daemon gives it up after 10 seconds and answers then.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(20);
+
 /// The session as all its connections and threads share it.
 pub(super) struct SharedSession {
     socket: PacketSocket,
+    /// How long the daemon may leave a request without an answer, and a full socket full.
+    patience: Duration,
     pub(super) path: PathBuf,
     state: Mutex<SessionState>,
     made_by: ForkGeneration,
@@ -40,6 +49,10 @@ pub(super) struct SessionState {
     given_up: BTreeSet<u32>,
     /// Descriptors to send along, by request.
     files: BTreeMap<u32, OwnedFd>,
+    /// Packet that the socket had no room for, with its descriptor. It precedes the session's other packets.
+    unsent: Option<(Vec<u8>, Option<OwnedFd>)>,
+    /// Whether the socket has stayed full for as long as the daemon may leave it so.
+    is_stuck: bool,
     waiters: LeaderFollowers<Arc<OwnedFd>>,
     pub(super) is_gone: bool,
 }
@@ -104,12 +117,25 @@ impl SessionState {
 impl SharedSession {
     /// Attaches to the daemon whose socket is at `path`.
     pub(super) fn attach(path: &Path, name: &str) -> Result<Arc<Self>, ServiceError> {
-        let socket = PacketSocket::dial(path).map_err(|source| ServiceError::NoDaemon {
-            path: path.display().to_string(),
-            source,
+        Self::attach_within(path, name, ANSWER_TIMEOUT)
+    }
+
+    /// Attaches as [`SharedSession::attach`] does, to a daemon that may be silent for `patience`.
+    pub(super) fn attach_within(
+        path: &Path,
+        name: &str,
+        patience: Duration,
+    ) -> Result<Arc<Self>, ServiceError> {
+        let socket = PacketSocket::dial_within(path, patience).map_err(|source| match source.kind() {
+            io::ErrorKind::WouldBlock => silent(path, patience),
+            _ => ServiceError::NoDaemon {
+                path: path.display().to_string(),
+                source,
+            },
         })?;
         let shared = Self {
             socket,
+            patience,
             path: path.to_owned(),
             state: Mutex::new(SessionState {
                 session: Session::new(name),
@@ -117,20 +143,26 @@ impl SharedSession {
                 incoming: BTreeMap::new(),
                 given_up: BTreeSet::new(),
                 files: BTreeMap::new(),
+                unsent: None,
+                is_stuck: false,
                 waiters: LeaderFollowers::new(),
                 is_gone: false,
             }),
             made_by: ForkGeneration::current(),
         };
         shared.exchange(&mut *shared.lock()?)?;
-        shared.wait(None, None, |state| {
+        let attached = shared.wait(None, Some(clock::now() + patience), |state| {
             let Some(state) = state else { return Ok(None) };
             match state.session.over() {
                 Some(why) => Err(ServiceError::Refused(why)),
                 None => Ok(state.session.doorbell().map(drop)),
             }
-        })?;
-        Ok(Arc::new(shared))
+        });
+        match attached {
+            Ok(()) => Ok(Arc::new(shared)),
+            Err(ServiceError::Deadline) => Err(silent(path, patience)),
+            Err(error) => Err(error),
+        }
     }
 
     /// Refuses calls in a forked child: the daemon would take its packets for its parent's.
@@ -241,23 +273,58 @@ impl SharedSession {
         is_refused || state.is_gone || state.session.over().is_some()
     }
 
+    /// Sends all queued packets.
+    ///
+    /// # Errors
+    ///
+    /// [`ServiceError::DaemonGone`]. [`ServiceError::DaemonSilent`]: the daemon takes no packets. Those that are left
+    /// stay queued for the next call, which does not wait.
     fn send_packets(&self, state: &mut SessionState) -> Result<(), ServiceError> {
-        while let Some(packet) = state.session.output() {
-            let file = packet
-                .file_of
-                .and_then(|request| state.files.remove(&request));
-            self.send(&packet.bytes, file.as_ref().map(AsFd::as_fd))?;
+        loop {
+            let next = match state.unsent.take() {
+                Some(unsent) => Some(unsent),
+                None => state.session.output().map(|packet| {
+                    let request = packet.file_of;
+                    let file = request.and_then(|request| state.files.remove(&request));
+                    (packet.bytes, file)
+                }),
+            };
+            let Some((bytes, file)) = next else {
+                return Ok(());
+            };
+            match self.send(&bytes, file.as_ref().map(AsFd::as_fd), state.is_stuck) {
+                Ok(()) => state.is_stuck = false,
+                Err(ServiceError::DaemonSilent { path, patience }) => {
+                    state.unsent = Some((bytes, file));
+                    state.is_stuck = true;
+                    return Err(ServiceError::DaemonSilent { path, patience });
+                }
+                Err(error) => return Err(error),
+            }
         }
-        Ok(())
     }
 
-    fn send(&self, packet: &[u8], file: Option<BorrowedFd<'_>>) -> Result<(), ServiceError> {
+    /// Sends a packet. Waits for room in the socket, unless there was none for long.
+    fn send(
+        &self,
+        packet: &[u8],
+        file: Option<BorrowedFd<'_>>,
+        is_stuck: bool,
+    ) -> Result<(), ServiceError> {
+        let mut until = None;
         loop {
             match self.socket.send(packet, file) {
                 Ok(true) => return Ok(()),
                 Ok(false) => {
+                    let now = clock::now();
+                    let until = *until.get_or_insert(now + self.patience);
+                    if is_stuck || now >= until {
+                        return Err(silent(&self.path, self.patience));
+                    }
+                    let left = std::time::Duration::from_nanos(until.since(now).nanos());
+                    let left = Timespec::try_from(left).ok();
                     let mut fds = [PollFd::new(&self.socket, PollFlags::OUT)];
-                    match poll(&mut fds, None) {
+                    match poll(&mut fds, left.as_ref()) {
                         Ok(_) | Err(Errno::INTR) => {}
                         Err(error) => return Err(system("waiting")(error.into())),
                     }
@@ -360,23 +427,44 @@ impl SharedSession {
         }
     }
 
-    /// Sends a request to the daemon and waits for the answer.
+    /// Sends a request to the daemon and waits for the answer: until `deadline`, or as long as the daemon may be
+    /// silent.
+    ///
+    /// # Errors
+    ///
+    /// [`ServiceError::Deadline`], or without a deadline [`ServiceError::DaemonSilent`]; and others.
     pub(super) fn answer(
         &self,
         deadline: Option<Instant>,
         ask: impl FnOnce(&mut Session) -> u32,
     ) -> Result<Answer, ServiceError> {
-        self.answer_with(None, deadline, ask)
+        self.answer_with(None, deadline, self.patience, ask)
+    }
+
+    /// Asks for a connection, as [`SharedSession::answer`] does.
+    pub(super) fn answer_connect(
+        &self,
+        deadline: Option<Instant>,
+        to: SocketAddr,
+    ) -> Result<Answer, ServiceError> {
+        self.answer_with(None, deadline, CONNECT_TIMEOUT, |session| {
+            session.connect(to)
+        })
     }
 
     fn answer_with(
         &self,
         file: Option<OwnedFd>,
         deadline: Option<Instant>,
+        patience: Duration,
         ask: impl FnOnce(&mut Session) -> u32,
     ) -> Result<Answer, ServiceError> {
         let request = self.request(file, ask)?;
-        let answer = self.await_answer(request, deadline);
+        let until = deadline.unwrap_or_else(|| clock::now() + patience);
+        let answer = match self.await_answer(request, Some(until)) {
+            Err(ServiceError::Deadline) if deadline.is_none() => Err(silent(&self.path, patience)),
+            answer => answer,
+        };
         match &answer {
             // The request is answered, or never will be.
             Ok(_) | Err(ServiceError::Refused(_) | ServiceError::DaemonGone) => {}
@@ -444,7 +532,7 @@ impl SharedSession {
         file: OwnedFd,
         ask: impl FnOnce(&mut Session) -> u32,
     ) -> Result<(), ServiceError> {
-        match self.answer_with(Some(file), None, ask)? {
+        match self.answer_with(Some(file), None, self.patience, ask)? {
             Answer::Watched => Ok(()),
             _ => Err(super::UNEXPECTED_ANSWER.into()),
         }
@@ -459,6 +547,14 @@ impl SharedSession {
             None if state.is_gone => Err(ServiceError::DaemonGone),
             answer => Ok(answer),
         }
+    }
+}
+
+/// Returns the error for a daemon at `path` that was silent for `patience`.
+fn silent(path: &Path, patience: Duration) -> ServiceError {
+    ServiceError::DaemonSilent {
+        path: path.display().to_string(),
+        patience,
     }
 }
 

@@ -132,6 +132,76 @@ fn the_call_finding_a_hangup_returns_its_reason() {
     });
 }
 
+/// How long a daemon that never answers is waited for.
+const SHORT: headworks_verbs::Duration = headworks_verbs::Duration::from_millis(50);
+
+#[test]
+fn a_daemon_that_never_answers_is_given_up() {
+    let daemon = Daemon::new();
+    let path = daemon.folder.path().join("d.sock");
+    // It does not even accept.
+    let error = SharedSession::attach_within(&path, "test", SHORT).expect_err("no answer");
+    let text = error.to_string();
+    assert!(matches!(error, ServiceError::DaemonSilent { .. }), "{text}");
+    assert!(text.contains("d.sock") && text.contains("0.05 s"), "{text}");
+    // Callers fill the backlog.
+    let mut callers = Vec::new();
+    let error = loop {
+        match PacketSocket::dial_within(&path, SHORT) {
+            Ok(caller) => callers.push(caller),
+            Err(error) => break error,
+        }
+    };
+    assert_eq!(error.kind(), std::io::ErrorKind::WouldBlock);
+    let error = SharedSession::attach_within(&path, "test", SHORT).expect_err("no room");
+    assert!(
+        matches!(error, ServiceError::DaemonSilent { .. }),
+        "{error}"
+    );
+}
+
+/// The socket of a stopped daemon fills up. Calls then fail, and what they said arrives when the daemon goes on.
+#[test]
+fn packets_that_a_stopped_daemon_does_not_take_are_kept() {
+    let (full, is_full) = mpsc::channel();
+    let (resume, goes_on) = mpsc::channel();
+    let (read, all_read) = mpsc::channel();
+    let says = move |socket: &PacketSocket| {
+        take(socket);
+        let sent: u32 = is_full.recv().expect("it fills the socket");
+        for number in 0..sent {
+            let request = heard(socket);
+            assert_eq!(request, Request::Unlisten { listener: number });
+            if number == 0 {
+                resume.send(()).expect("it waits");
+            }
+        }
+        read.send(()).expect("it waits");
+    };
+    Daemon::new().serve(says, |path| {
+        let shared = SharedSession::attach_within(path, "test", SHORT).expect("a daemon");
+        let mut state = shared.lock().expect("no child");
+        let mut sent = 0;
+        let error = loop {
+            state.session.unlisten(sent);
+            sent += 1;
+            if let Err(error) = shared.exchange(&mut state) {
+                break error;
+            }
+        };
+        assert!(
+            matches!(error, ServiceError::DaemonSilent { .. }),
+            "{error}"
+        );
+        state.session.unlisten(sent);
+        sent += 1;
+        full.send(sent).expect("it waits");
+        goes_on.recv().expect("it goes on");
+        soon("the rest", || shared.exchange(&mut state).ok());
+        all_read.recv().expect("everything arrives, in order");
+    });
+}
+
 /// Attaches the application.
 fn take(by: &PacketSocket) {
     assert!(matches!(heard(by), Request::Attach { .. }));
@@ -158,6 +228,7 @@ fn take(by: &PacketSocket) {
         version: VERSION,
         doorbell,
         handles: handles as u32,
+        address: Some(std::net::Ipv4Addr::LOCALHOST.into()),
     };
     say(by, &reply);
 }
