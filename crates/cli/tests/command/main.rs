@@ -8,6 +8,7 @@ mod daemon_datagrams;
 mod daemon_operation;
 mod daemon_polling;
 mod daemon_remote_memory;
+mod daemon_tenants;
 mod demo;
 mod environment;
 mod experiment;

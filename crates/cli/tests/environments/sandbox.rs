@@ -5,6 +5,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
+use std::path::Path;
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Instant;
@@ -25,6 +26,8 @@ pub(crate) struct Environment {
     setup: &'static str,
     /// Restrictions that the program puts on itself first.
     prepare: Prepare,
+    /// The environment that it meets, which is of the same user unless the row is about other users.
+    pub(crate) beside: &'static Environment,
 }
 
 const PID: &[&str] = &["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"];
@@ -57,91 +60,147 @@ const NOBODY: &[&str] = &[
     "--regid=65534",
     "--clear-groups",
 ];
-/// All environments. The first is the plain one.
-pub(crate) const ALL: &[Environment] = &[
+/// The plain environment.
+static PLAIN: Environment = Environment {
+    title: "plain",
+    wrappers: &[],
+    setup: "",
+    prepare: Prepare::Nothing,
+    beside: &PLAIN,
+};
+/// The plain environment of another user.
+static PLAIN_OF_NOBODY: Environment = Environment {
+    title: "plain",
+    wrappers: &[NOBODY],
+    setup: "",
+    prepare: Prepare::Nothing,
+    beside: &PLAIN_OF_NOBODY,
+};
+/// Shell commands that put the process into a memory control group of 64 MiB, of version 1 or 2.
+const MEMORY: &str = "group=/sys/fs/cgroup/memory/${HEADWORKS_PLACE##*/}; limit=memory.limit_in_bytes; \
+     if ! [ -d /sys/fs/cgroup/memory ]; then group=/sys/fs/cgroup/${HEADWORKS_PLACE##*/}; limit=memory.max; fi; \
+     mkdir -p $group && echo 67108864 > $group/$limit && echo 0 > $group/cgroup.procs";
+
+/// All environments.
+pub(crate) static ALL: &[Environment] = &[
     Environment {
         title: "plain",
         wrappers: &[],
         setup: "",
         prepare: Prepare::Nothing,
+        beside: &PLAIN,
     },
     Environment {
         title: "PID namespace",
         wrappers: &[PID],
         setup: "",
         prepare: Prepare::Nothing,
+        beside: &PLAIN,
     },
     Environment {
         title: "user and PID namespaces",
         wrappers: &[USER],
         setup: "",
         prepare: Prepare::Nothing,
+        beside: &PLAIN,
     },
     Environment {
         title: "PID, mount, IPC, network, host name and cgroup namespaces",
         wrappers: &[CONTAINER],
         setup: "ip link set lo up",
         prepare: Prepare::Nothing,
+        beside: &PLAIN,
     },
     Environment {
         title: "no `/proc`",
         wrappers: &[MOUNT],
         setup: "mount -t tmpfs none /proc",
         prepare: Prepare::Nothing,
+        beside: &PLAIN,
     },
     Environment {
         title: "`/proc` with hidepid",
         wrappers: &[PID],
         setup: "mount -t proc -o hidepid=2 proc /proc",
         prepare: Prepare::Nothing,
+        beside: &PLAIN,
     },
     Environment {
         title: "not dumpable",
         wrappers: &[],
         setup: "",
         prepare: Prepare::NotDumpable,
+        beside: &PLAIN,
     },
     Environment {
         title: "seccomp: Docker's default",
         wrappers: &[],
         setup: "",
         prepare: Prepare::Forbid(&[roles::DOCKER]),
+        beside: &PLAIN,
     },
     Environment {
         title: "seccomp: strict",
         wrappers: &[],
         setup: "",
         prepare: Prepare::Forbid(&[roles::DOCKER, roles::STRICT]),
+        beside: &PLAIN,
     },
     Environment {
         title: "read-only root",
         wrappers: &[MOUNT],
         setup: "mount --bind \"$HEADWORKS_PLACE\" \"$HEADWORKS_PLACE\" && mount -o remount,bind,ro /",
         prepare: Prepare::Nothing,
+        beside: &PLAIN,
     },
     Environment {
         title: "no `/dev/shm`",
         wrappers: &[MOUNT],
         setup: "mount -t tmpfs -o mode=0,ro none /dev/shm",
         prepare: Prepare::Nothing,
+        beside: &PLAIN,
     },
     Environment {
         title: "64 MiB of `/dev/shm`",
         wrappers: &[MOUNT],
         setup: "mount -t tmpfs -o size=64m none /dev/shm",
         prepare: Prepare::Nothing,
+        beside: &PLAIN,
+    },
+    Environment {
+        title: "a program with file capabilities",
+        wrappers: &[NOBODY],
+        setup: "",
+        prepare: Prepare::CopyProgram(0o755, Some("cap_net_bind_service+ep")),
+        beside: &PLAIN_OF_NOBODY,
+    },
+    Environment {
+        title: "a program that its user may not read",
+        wrappers: &[NOBODY],
+        setup: "",
+        prepare: Prepare::CopyProgram(0o711, None),
+        beside: &PLAIN_OF_NOBODY,
+    },
+    Environment {
+        title: "64 MiB of memory (control group)",
+        wrappers: &[],
+        setup: MEMORY,
+        prepare: Prepare::Nothing,
+        beside: &PLAIN,
     },
     Environment {
         title: "another user id",
         wrappers: &[NOBODY],
         setup: "",
         prepare: Prepare::Nothing,
+        beside: &PLAIN,
     },
     Environment {
         title: "another user id, in user and PID namespaces",
         wrappers: &[NOBODY, USER],
         setup: "",
         prepare: Prepare::Nothing,
+        beside: &PLAIN,
     },
 ];
 
@@ -149,6 +208,7 @@ impl Environment {
     /// Checks that it can be made here.
     pub(crate) fn check(&self) -> Result<(), String> {
         let place = Place::new();
+        self.prepare.program(place.folder.path())?;
         let made = self.command(&place, "true").output();
         match made {
             Ok(output) if output.status.success() => Ok(()),
@@ -208,7 +268,7 @@ impl Place {
         std::fs::set_permissions(&leash, Permissions::from_mode(0o666)).expect("permissions");
         let leash = File::options().read(true).write(true).open(&leash);
         let leash = leash.expect("the pipe");
-        let program = std::env::current_exe().expect("this program");
+        let program = environment.prepare.program(self.folder.path())?;
         let role_line = format!(
             "\"{}\" --exact --ignored --nocapture --test-threads=1 role_process; read -r _",
             program.display()
@@ -218,6 +278,7 @@ impl Place {
             .env(roles::ROLE, role.encode())
             .env(roles::PREPARE, environment.prepare.encode())
             .env(roles::PORT, self.port.to_string())
+            .env(roles::COMMAND, env!("CARGO_BIN_EXE_headworks"))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::inherit())
@@ -243,6 +304,21 @@ impl Place {
             said,
             place: self.folder.path().display().to_string(),
         })
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let name = self.folder.path().file_name().unwrap_or_default();
+        for parent in ["/sys/fs/cgroup/memory", "/sys/fs/cgroup"] {
+            let group = Path::new(parent).join(name);
+            let began = Instant::now();
+            // A process that was killed stays in the group until the kernel has removed it.
+            while group.exists() && std::fs::remove_dir(&group).is_err() && began.elapsed() < LIMIT
+            {
+                std::thread::yield_now();
+            }
+        }
     }
 }
 

@@ -29,10 +29,17 @@ enum Trial {
     Ring,
     Application,
     TwoDaemons,
+    Doctor,
 }
 
 impl Trial {
-    const ALL: [Self; 4] = [Self::Pipe, Self::Ring, Self::Application, Self::TwoDaemons];
+    const ALL: [Self; 5] = [
+        Self::Pipe,
+        Self::Ring,
+        Self::Application,
+        Self::TwoDaemons,
+        Self::Doctor,
+    ];
 
     fn title(self) -> &'static str {
         match self {
@@ -40,6 +47,7 @@ impl Trial {
             Self::Ring => "ring",
             Self::Application => "daemon and application",
             Self::TwoDaemons => "two daemons",
+            Self::Doctor => "`headworks doctor`",
         }
     }
 }
@@ -74,6 +82,12 @@ fn run(trial: Trial, one: &Environment, other: &Environment) -> Outcome {
             connector.expect("ok")?;
             listener.expect("ok")?;
             notices(&mut connector, &mut listener)
+        }
+        Trial::Doctor => {
+            // The registry exists, as when a pipe connects.
+            let mut listener = place.start(one, Role::PipeListen)?;
+            listener.expect("ready")?;
+            place.start(other, Role::Doctor)?.expect("ok")
         }
         Trial::TwoDaemons => {
             // The first one makes the registry.
@@ -110,11 +124,30 @@ fn notices(survivor: &mut SandboxedProcess, victim: &mut SandboxedProcess) -> Ou
 }
 
 /// Returns the text of a table's cell.
-fn cell(outcome: &Outcome) -> String {
+fn cell(trial: Trial, outcome: &Outcome) -> String {
+    let (works, fails) = match trial {
+        Trial::Doctor => ("says so", "says"),
+        _ => ("works", "refused"),
+    };
     match outcome {
-        Ok(()) => "works".to_owned(),
-        Err(why) => format!("refused: {}", why.replace('|', "\\|")),
+        Ok(()) => works.to_owned(),
+        Err(why) => format!("{fails}: {}", why.replace('|', "\\|")),
     }
+}
+
+/// Checks that the doctor's verdict is what then happens to a pipe.
+fn agrees(title: &str, pipe: &Outcome, doctor: &Outcome) {
+    let reason = |outcome: &Outcome| {
+        let said = outcome.as_ref().err()?;
+        // Without the name of the device, and without what helps.
+        let (_, reason) = said.split_once(": ")?;
+        Some(reason.split(": set ").next()?.to_owned())
+    };
+    let does = match reason(pipe) {
+        None => doctor.is_ok(),
+        Some(reason) => doctor.as_ref().is_err_and(|said| said.contains(&reason)),
+    };
+    assert!(does, "{title}: the pipe: {pipe:?}, the doctor: {doctor:?}");
 }
 
 /// The rows by environment: a cell for each trial beside a plain process, and beside one like itself.
@@ -123,7 +156,7 @@ fn table(rows: &BTreeMap<usize, Vec<[String; 2]>>) -> String {
     for trial in Trial::ALL {
         let _ = write!(text, " {} |", trial.title());
     }
-    text.push_str("\n|---|---|---|---|---|\n");
+    text.push_str("\n|---|---|---|---|---|---|\n");
     for (row, cells) in rows {
         let _ = write!(text, "| {} |", sandbox::ALL[*row].title);
         for [mixed, alike] in cells {
@@ -146,7 +179,6 @@ const END: &str = "<!-- environments: end -->\n";
 
 #[test]
 fn processes_work_or_are_refused_in_words_in_every_environment() {
-    let plain = &sandbox::ALL[0];
     let mut rows = BTreeMap::new();
     for (row, environment) in sandbox::ALL.iter().enumerate() {
         if let Err(why) = environment.check() {
@@ -156,17 +188,26 @@ fn processes_work_or_are_refused_in_words_in_every_environment() {
             assert!(!required, "environments is required: {why}");
             continue;
         }
-        let cells = Trial::ALL.map(|trial| {
-            let mixed = run(trial, plain, environment);
+        let outcomes = Trial::ALL.map(|trial| {
+            let mixed = run(trial, environment.beside, environment);
             let alike = run(trial, environment, environment);
             println!(
                 "{}: {}: {mixed:?} {alike:?}",
                 environment.title,
                 trial.title()
             );
-            [cell(&mixed), cell(&alike)]
+            [mixed, alike]
         });
-        rows.insert(row, cells.to_vec());
+        let of = |trial| Trial::ALL.iter().position(|one| *one == trial);
+        let (pipe, doctor) = (of(Trial::Pipe), of(Trial::Doctor));
+        let (pipe, doctor) = (&outcomes[pipe.unwrap()], &outcomes[doctor.unwrap()]);
+        for (pipe, doctor) in pipe.iter().zip(doctor) {
+            agrees(environment.title, pipe, doctor);
+        }
+        let cells = Trial::ALL.iter().zip(&outcomes);
+        let cells = cells.map(|(trial, both)| both.each_ref().map(|one| cell(*trial, one)));
+        let cells: Vec<[String; 2]> = cells.collect();
+        rows.insert(row, cells);
     }
     let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/containers.md");
     let text = std::fs::read_to_string(&page).expect("the page");
@@ -177,7 +218,7 @@ fn processes_work_or_are_refused_in_words_in_every_environment() {
         std::fs::write(&page, written).expect("written");
         return;
     }
-    // A environment that could not be made here keeps its line.
+    // An environment that could not be made here keeps its line.
     let committed: Vec<&str> = text[begin..end].lines().collect();
     for line in table(&rows).lines().skip(2) {
         assert!(committed.contains(&line), "not in the page: {line}");

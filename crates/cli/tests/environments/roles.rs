@@ -1,8 +1,11 @@
 //! The programs of the processes.
 
+use std::fs::Permissions;
 use std::io::{BufRead, Read};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use headworks::blocking::{BlockingReceiver, BlockingSender};
 use headworks::connect;
@@ -19,6 +22,8 @@ use headworks::verbs::Duration;
 pub(crate) const ROLE: &str = "HEADWORKS_TEST_ROLE";
 pub(crate) const PREPARE: &str = "HEADWORKS_TEST_PREPARE";
 pub(crate) const PORT: &str = "HEADWORKS_TEST_PORT";
+/// Path of the command.
+pub(crate) const COMMAND: &str = "HEADWORKS_TEST_COMMAND";
 /// Beginning of each line that the test reads.
 pub(crate) const MARK: &str = "@ ";
 
@@ -44,10 +49,12 @@ pub(crate) enum Role {
     AppListen(u8),
     /// An application of the first host that connects to one of the second.
     AppConnect(u8, u8),
+    /// The command `headworks doctor`.
+    Doctor,
 }
 
 impl Role {
-    const ALL: [(&str, Self); 9] = [
+    const ALL: [(&str, Self); 10] = [
         ("pipe-listen", Self::PipeListen),
         ("pipe-connect", Self::PipeConnect),
         ("ring-receive", Self::RingReceive),
@@ -57,6 +64,7 @@ impl Role {
         ("listen-1", Self::AppListen(1)),
         ("connect-1-1", Self::AppConnect(1, 1)),
         ("connect-2-1", Self::AppConnect(2, 1)),
+        ("doctor", Self::Doctor),
     ];
 
     pub(crate) fn encode(self) -> &'static str {
@@ -70,6 +78,9 @@ impl Role {
 pub(crate) enum Prepare {
     Nothing,
     NotDumpable,
+    /// The program is a copy of this one with this mode and, if they are given, these file capabilities. Nothing else
+    /// is restricted.
+    CopyProgram(u32, Option<&'static str>),
     /// The kernel refuses the system calls in these lists.
     Forbid(&'static [&'static [libc::c_long]]),
 }
@@ -105,7 +116,7 @@ pub(crate) const STRICT: &[libc::c_long] = &[
 impl Prepare {
     pub(crate) fn encode(self) -> String {
         match self {
-            Self::Nothing => String::new(),
+            Self::Nothing | Self::CopyProgram(..) => String::new(),
             Self::NotDumpable => "not-dumpable".to_owned(),
             Self::Forbid(lists) => {
                 let calls = lists.iter().copied().flatten();
@@ -113,6 +124,31 @@ impl Prepare {
                 calls.join(",")
             }
         }
+    }
+}
+
+impl Prepare {
+    /// Returns the program to run in a process of this kind. A copy is made in `place`, once.
+    pub(crate) fn program(self, place: &Path) -> std::result::Result<PathBuf, String> {
+        let own = std::env::current_exe().map_err(|error| error.to_string())?;
+        let Self::CopyProgram(mode, capabilities) = self else {
+            return Ok(own);
+        };
+        let copy = place.join(format!("program.{mode:o}"));
+        if copy.exists() {
+            return Ok(copy);
+        }
+        let made = std::fs::copy(&own, &copy)
+            .and_then(|_| std::fs::set_permissions(&copy, Permissions::from_mode(mode)));
+        made.map_err(|error| error.to_string())?;
+        if let Some(capabilities) = capabilities {
+            let set = Command::new("setcap").arg(capabilities).arg(&copy).output();
+            let set = set.map_err(|error| format!("setcap: {error}"))?;
+            if !set.status.success() {
+                return Err(String::from_utf8_lossy(&set.stderr).trim().to_owned());
+            }
+        }
+        Ok(copy)
     }
 }
 
@@ -250,6 +286,7 @@ fn play(role: Role, place: &Path, port: u16) -> Result {
         Role::Daemon(host) => serve(host, place, port, &leash),
         Role::AppListen(host) => accept(host, place, &leash),
         Role::AppConnect(host, to) => connect_to(host, to, place, &leash),
+        Role::Doctor => examine(),
     }
 }
 
@@ -325,6 +362,25 @@ fn send(leash: &Path) -> Result {
     Ok(())
 }
 
+/// Runs `headworks doctor`, and says what it finds broken.
+fn examine() -> Result {
+    let found = Command::new(std::env::var(COMMAND)?)
+        .arg("doctor")
+        .output()?;
+    let text = String::from_utf8(found.stdout)?;
+    let broken = text.lines().filter_map(|line| line.strip_prefix("BROKEN"));
+    let broken: Vec<_> = broken.map(str::trim).collect();
+    match (found.status.code(), &broken[..]) {
+        (Some(0), []) => say("ok"),
+        (Some(1), [_, ..]) => say(broken.join("; ")),
+        (code, _) => {
+            let errors = String::from_utf8_lossy(&found.stderr);
+            say(format_args!("doctor ended with {code:?}: {text} {errors}"));
+        }
+    }
+    Ok(())
+}
+
 fn address(host: u8) -> IpAddr {
     Ipv4Addr::new(127, 0, 0, host).into()
 }
@@ -338,7 +394,7 @@ fn serve(host: u8, place: &Path, port: u16, leash: &Path) -> Result {
     let config = ServerConfig {
         identity: Identity::open(address(host), u64::from(std::process::id())),
         port,
-        socket: socket(host, place),
+        sockets: vec![socket(host, place)],
         is_for_all: false,
         metrics: None,
         registry: Some(headworks::registry()?),
