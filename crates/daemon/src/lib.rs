@@ -7,8 +7,8 @@
 //!
 //! | module | what |
 //! |---|---|
-//! | [`daemon`] | the daemon: applications, ports, other daemons, the handshake that makes a connection |
-//! | [`domain`] | isolation domain: one user's sessions, connections and queue pairs; the step that drives them |
+//! | [`daemon`] | the daemon: applications and their tenants, ports, other daemons, connect requests |
+//! | [`domain`] | isolation domain: one tenant's sessions, connections and queue pairs; the step that drives them |
 //! | [`qp_group`], [`send_queue`] | queue pairs that connections share, and the send queue of each |
 //! | [`receives`] | buffers of the shared receive queue |
 //! | `connection`, `egress`, `ingress` | a connection's end: its states, sending half and receiving half |
