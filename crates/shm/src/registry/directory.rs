@@ -103,7 +103,12 @@ impl Registry {
                     Some(Errno::NOSPC | Errno::DQUOT) => {
                         return Err(self.no_space(0, "its file system"));
                     }
-                    _ => return Err(RegistryError::io("making", &self.path, error)),
+                    _ => {
+                        return Err(RegistryError::Make {
+                            path: self.path.clone(),
+                            source: error,
+                        });
+                    }
                 },
             }
             // The last process to leave may have removed it again; that cannot continue for ever.

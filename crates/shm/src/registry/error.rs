@@ -33,6 +33,14 @@ pub enum RegistryError {
         /// The path.
         path: PathBuf,
     },
+    /// The directory cannot be made.
+    #[error("the registry {} cannot be made: {source}: set HEADWORKS_FABRIC to a directory that you may write to", path.display())]
+    Make {
+        /// The directory.
+        path: PathBuf,
+        /// The system's error.
+        source: io::Error,
+    },
     /// There is no room for an entry.
     #[error("no room in the registry {}: {limit} is too small, {wanted} more bytes and 2 more files would be enough", path.display())]
     NoSpace {
