@@ -4,13 +4,27 @@
  *
  * Link with -lheadworks. A daemon runs on each host (`headworks daemon`).
  * Every connection and every listener is a file descriptor for poll(2),
- * select(2) and epoll(7). It is readable while there is something to receive
- * or to accept, writable while there is room, and hung up once the connection
- * is reset or the daemon is gone. Level-triggered and edge-triggered polling
- * both work. A descriptor may be ready although a call finds nothing to do;
- * such a call makes it unready. So call until EAGAIN, or poll again. Use the
- * descriptor for nothing else: read(2), write(2), dup(2) and close(2) on it
- * break the connection. Close it with hw_close().
+ * select(2) and epoll(7), and close-on-exec. It is readable while there is
+ * something to receive or to accept, at the end of the stream and after
+ * SHUT_RD, writable while there is room, and hung up once the connection is
+ * reset or the daemon is gone. hw_bind() differs. Level-triggered and
+ * edge-triggered polling both work. A descriptor may be ready although a call
+ * finds nothing to do; such a call makes it unready. So call until EAGAIN, or
+ * poll again.
+ *
+ * Use the descriptor for nothing else. Other functions of the kernel see only
+ * a local file that signals readiness. Many succeed on it, but break these
+ * signals, have no effect on the connection, or return something that is not
+ * so. Use these instead:
+ *
+ *   close                            hw_close()
+ *   read, recv, write, send, ...     hw_recv(), hw_send(), ...
+ *   shutdown                         hw_shutdown()
+ *   getsockname, getpeername         hw_getsockname(), hw_getpeername()
+ *   fcntl O_NONBLOCK, ioctl FIONBIO  hw_set_nonblocking()
+ *   getsockopt SO_ERROR              hw_finish()
+ *   SO_RCVTIMEO, SO_SNDTIMEO         hw_set_deadline()
+ *   other options, dup, SCM_RIGHTS   nothing
  *
  * On failure, functions that return int or ssize_t return -1, and functions
  * that return a pointer return NULL. They set errno, and hw_strerror() returns
@@ -23,13 +37,16 @@
  *                 connection is needed
  *   EFAULT        a pointer is NULL that must not be
  *   EINVAL        an argument or a flag is invalid
- *   ECONNABORTED  the daemon of this host is gone or is stopping
+ *   ECONNABORTED  the daemon of this host is gone or is stopping; hw_accept()
+ *                 sets ESHUTDOWN instead
+ *   ETIMEDOUT     the daemon of this host has not answered for 10 seconds, or
+ *                 20 for hw_connect()
  *   EPROTO, EIO   the daemon breaks its contract, or the library has a bug
  *
  * Any call that waits may also set:
  *
  *   EAGAIN        the call would have to wait, and may not
- *   ETIMEDOUT     the deadline has passed
+ *   ETIMEDOUT     the deadline has passed; see hw_set_deadline()
  *   EBADF         another thread closed the descriptor in the meantime
  *
  * Any call that uses a connection may also set:
@@ -68,7 +85,10 @@ extern "C" {
 #define HW_DONTWAIT MSG_DONTWAIT
 /* Flag of hw_read() and hw_write(): only begin the operation. */
 #define HW_START 0x1000000
-/* No other flag is taken, of MSG_PEEK, MSG_OOB and the like none: EINVAL. */
+/* Functions that take HW_NONBLOCK also take SOCK_CLOEXEC, and functions that
+ * send or receive also take MSG_NOSIGNAL. Both change nothing: every
+ * descriptor is close-on-exec, and no signal is ever raised. Every other flag
+ * of sockets is refused, such as MSG_PEEK, MSG_WAITALL and MSG_OOB: EINVAL. */
 
 /* How bytes are carried (RaaS's FLAGS). ANY: the daemons decide. SEND: in
  * frames that are copied. WRITE: by RDMA WRITE, which costs the other host
@@ -114,22 +134,27 @@ int hw_attach(const char *socket_path, const char *name);
  * descriptor becomes writable once the connection is made, and is hung up if
  * it cannot be. hw_finish() or the first other call tells which.
  *
- * ECONNREFUSED: nobody listens there, or the backlog is full. EHOSTUNREACH: no
- * route to the host, or no daemon on it. ETIMEDOUT: the host did not answer.
- * EACCES: not allowed, or its daemon has another secret. EMFILE: a limit is
- * reached. ENOMEM. EAFNOSUPPORT: another address family. */
+ * ECONNREFUSED: nobody listens there, or 4096 callers wait there already beyond
+ * the backlog. EHOSTUNREACH: no route to the host, no daemon on it, or the link
+ * between the devices of the two hosts does not come up. ETIMEDOUT: the host
+ * did not answer (no connection to its daemon for 5 seconds, no answer for 10),
+ * or the listener's backlog was full for 10 seconds. EACCES: not allowed, or
+ * its daemon has another secret. EMFILE: a limit is reached. ENOMEM.
+ * EAFNOSUPPORT: another address family. */
 int hw_connect(const struct sockaddr *to, socklen_t len, int flags);
 
 /* Finishes hw_connect() with HW_NONBLOCK: returns 0 once the connection is
  * made. EINPROGRESS: it is neither made nor refused, and this call may not
- * wait. Other errors are those of hw_connect(), once, and ENOTCONN from then
- * on. It waits if hw_set_nonblocking() has made the descriptor blocking. Flag:
- * HW_DONTWAIT. */
+ * wait, or the deadline has passed. Other errors are those of hw_connect(),
+ * once, and ENOTCONN from then on. So ETIMEDOUT means that there will be no
+ * connection. It waits if hw_set_nonblocking() has made the descriptor
+ * blocking. Flag: HW_DONTWAIT. */
 int hw_finish(int fd, int flags);
 
 /* Listens at a port, 0 for any free one. At most `backlog` connections wait to
- * be accepted. The daemon listens only at its own address: pass INADDR_ANY or
- * in6addr_any.
+ * be accepted: 0 means 1, and a negative number 4096. Further callers wait
+ * until one is accepted, at most 10 seconds: see hw_connect(). The daemon
+ * listens only at its own address: pass that, INADDR_ANY or in6addr_any.
  *
  * EADDRNOTAVAIL: another address. EADDRINUSE: the port is taken. EMFILE,
  * ENOMEM, EACCES, EAFNOSUPPORT. */
@@ -139,21 +164,27 @@ int hw_listen(const struct sockaddr *at, socklen_t len, int backlog,
 /* Accepts the next connection; returns the new descriptor. `peer` and `len`
  * may be NULL; otherwise they are as for accept(2). HW_NONBLOCK applies to the
  * new descriptor, HW_DONTWAIT to this call. EINVAL: the descriptor is no
- * listener. EMFILE: too few descriptors, here or at the daemon; the connection
- * that was to be accepted is reset. */
+ * listener. ESHUTDOWN: the daemon is gone, is stopping or breaks its contract,
+ * so this listener accepts nothing any more; close it. (Servers take
+ * ECONNABORTED and EPROTO of accept(2) as errors of one connection, and go
+ * on.) EMFILE: too few descriptors, here or at the daemon; the connection that
+ * was to be accepted is reset. */
 int hw_accept(int fd, struct sockaddr *peer, socklen_t *len, int flags);
 
-/* Gets the address of this end; for a listener, INADDR_ANY and the port.
- * `*len` is the room at `at` on entry, and the full length on return. */
+/* Gets the address of this end; for a listener and a socket for messages, the
+ * daemon's address and the port. `*len` is the room at `at` on entry, and the
+ * full length on return. ENOTCONN: the connection is not made yet. */
 int hw_getsockname(int fd, struct sockaddr *at, socklen_t *len);
 
-/* Gets the address of the other end. ENOTCONN: there is none. */
+/* Gets the address of the other end. ENOTCONN: there is none, or the
+ * connection is not made yet. */
 int hw_getpeername(int fd, struct sockaddr *at, socklen_t *len);
 
 /* Sends bytes and returns their number. It sends all of them, unless it may
  * not wait or fails after some were sent; in that case the next call says why.
  *
- * EPIPE: hw_shutdown() ended the stream. ECONNRESET. Flag: HW_DONTWAIT. */
+ * EPIPE: hw_shutdown() ended the stream, also if `len` is 0. ECONNRESET. Flag:
+ * HW_DONTWAIT. */
 ssize_t hw_send(int fd, const void *bytes, size_t len, int flags);
 
 /* Receives at most `len` bytes that have arrived and returns their number. 0
@@ -182,7 +213,8 @@ int hw_set_transfer(int fd, int transfer);
  * all if either end or the path between them fails. A slow receiver slows its
  * senders down (backpressure). The address is the daemon's own, as for
  * hw_listen(). The descriptor is readable while a message may have arrived, or
- * while a send that found no room may succeed.
+ * while a send that found no room may succeed. It is never writable: after
+ * EAGAIN of hw_sendto(), poll for POLLIN.
  *
  * Errors are those of hw_listen(). Flag: HW_NONBLOCK. */
 int hw_bind(const struct sockaddr *at, socklen_t len, int flags);
@@ -190,15 +222,17 @@ int hw_bind(const struct sockaddr *at, socklen_t len, int flags);
 /* Sends a message of at most 1 MiB to the socket that is bound to that
  * address; returns `len`.
  *
- * EMSGSIZE: it is longer. Other errors are those of hw_connect(), ECONNRESET
- * and EAGAIN: nothing was sent. Flag: HW_DONTWAIT; if there is no room for all
- * of a message that was accepted, later calls with this descriptor send the
- * rest. */
+ * EMSGSIZE: it is longer. EDESTADDRREQ: `to` is NULL. EOPNOTSUPP: the
+ * descriptor is of a stream, which hw_send() sends to. Other errors are those
+ * of hw_connect(), ECONNRESET and EAGAIN: nothing was sent. Flag: HW_DONTWAIT;
+ * if there is no room for all of a message that was accepted, later calls with
+ * this descriptor send the rest. */
 ssize_t hw_sendto(int fd, const void *bytes, size_t len, int flags,
                   const struct sockaddr *to, socklen_t to_len);
 
 /* Receives a message, as much of it as fits, and returns the number of bytes
- * received. The rest is lost. `from` and `from_len` may be NULL. Flag:
+ * received. The rest is lost. `from` and `from_len` may be NULL. EOPNOTSUPP:
+ * the descriptor is of a stream, which hw_recv() receives from. Flag:
  * HW_DONTWAIT. */
 ssize_t hw_recvfrom(int fd, void *bytes, size_t len, int flags,
                     struct sockaddr *from, socklen_t *from_len);
@@ -212,9 +246,11 @@ ssize_t hw_recvfrom_zero_copy(int fd, const void **at, int flags,
 /* SHUT_WR ends the stream to the other end, which receives all that was sent
  * and then 0. SHUT_RD applies to this end only: from now on nothing is
  * received here, not even bytes that have arrived, and calls return 0,
- * including those that are waiting. The other end notices nothing until it
- * finds no more room. SHUT_RDWR does both. The call waits if there is no room
- * to record the end of the stream; EAGAIN: it may not wait. */
+ * including those that are waiting. The descriptor stays readable (POLLIN,
+ * POLLRDHUP). The other end notices nothing until it finds no more room.
+ * SHUT_RDWR does both. The call waits if there is no room to record the end of
+ * the stream; EAGAIN: it may not wait. ENOTCONN: the connection is not made
+ * yet. EOPNOTSUPP: the descriptor is of no stream. */
 int hw_shutdown(int fd, int how);
 
 /* Closes a descriptor. Bytes that were sent still arrive, even if this program
@@ -227,7 +263,9 @@ int hw_close(int fd);
 
 /* Sets a deadline, `milliseconds` from now: an absolute time for all calls
  * with this descriptor together. A call that waits until then fails with
- * ETIMEDOUT, and the connection is not affected. -1 (default): no deadline. */
+ * ETIMEDOUT, and the connection is not affected. While the connection is still
+ * being made, hw_finish() then fails with EINPROGRESS, and others with EAGAIN:
+ * ETIMEDOUT means that the host did not answer. -1 (default): no deadline. */
 int hw_set_deadline(int fd, int64_t milliseconds);
 
 /* Sets whether calls with this descriptor fail with EAGAIN, not wait. */
@@ -291,7 +329,8 @@ int hw_revoke(int fd, void *memory, int flags);
  * failure (ETIMEDOUT, ECONNRESET), hw_free() fails with EBUSY, and
  * hw_reclaim() continues to wait. EMFILE: too many operations are under way.
  * EINVAL, EBUSY: as hw_send_zero_copy(). */
-ssize_t hw_read(int fd, uint32_t export_id, uint64_t at, void *memory, int flags);
+ssize_t hw_read(int fd, uint32_t export_id, uint64_t at, void *memory,
+                int flags);
 ssize_t hw_write(int fd, uint32_t export_id, uint64_t at, void *memory,
                  int flags);
 

@@ -1,25 +1,29 @@
 //! Streams, and ports that listen for them.
 
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use headworks::net::clock;
 use headworks::service::{
-    Listener, PendingConnection, RemoteOperation, ServiceError, Stream, Transfer,
+    Listener, PendingConnection, Refusal, RemoteOperation, ServiceError, Stream, Transfer,
 };
+use headworks::verbs::Duration;
+use rustix::net::{Shutdown, shutdown};
 
-use crate::error::Error;
+use crate::error::{Error, system};
 use crate::handle::{Handle, Kind, WaitFor, WaitMode, locked, number};
 use crate::library;
+
+/// How long a connect request that waits may take. The daemon gives it up after 10 seconds and answers then.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// A connection; it may still be connecting.
 pub(crate) struct Connection {
     link: Mutex<Halves>,
     /// Whether the connection is known to be made, so that calls need not check that first.
     is_made: AtomicBool,
-    /// Whether receiving was shut down.
-    is_deaf: AtomicBool,
 }
 
 /// One end of a connection. No call on it blocks.
@@ -27,6 +31,10 @@ pub(crate) struct Halves {
     stage: ConnectionStage,
     /// Number of bytes that `show` returned to the program and that it has not released.
     shown: usize,
+    /// Whether receiving was shut down.
+    is_deaf: bool,
+    /// Whether sending was shut down: the end of the stream follows all that was sent.
+    is_ended: bool,
     /// Operations that no call waits for any more.
     pub(crate) orphans: Vec<RemoteOperation>,
 }
@@ -45,10 +53,11 @@ impl Connection {
     fn new(stage: ConnectionStage) -> Self {
         Self {
             is_made: AtomicBool::new(matches!(stage, ConnectionStage::Connected(_))),
-            is_deaf: AtomicBool::new(false),
             link: Mutex::new(Halves {
                 stage,
                 shown: 0,
+                is_deaf: false,
+                is_ended: false,
                 orphans: Vec::new(),
             }),
         }
@@ -67,14 +76,6 @@ impl Connection {
     ) -> Result<T, Error> {
         act(&mut locked(&self.link))
     }
-
-    /// The addresses of this end and of the peer, in this order.
-    pub(crate) fn addresses(&self) -> Result<[SocketAddr; 2], Error> {
-        self.receiving(|link| {
-            let stream = link.stream()?;
-            Ok([stream.local(), stream.peer()])
-        })
-    }
 }
 
 impl Halves {
@@ -82,6 +83,16 @@ impl Halves {
         match &mut self.stage {
             ConnectionStage::Connected(stream) => Ok(stream),
             ConnectionStage::Connecting { .. } => Err(Error::NotConnected),
+        }
+    }
+
+    /// Sends as many of the bytes as there is room for, at least one. If `bytes` is empty, only checks that the
+    /// stream can still be sent to.
+    fn send(&mut self, bytes: &[u8]) -> Result<usize, Error> {
+        let sent = self.stream()?.send(bytes)?;
+        match bytes.is_empty() && self.is_ended {
+            true => Err(ServiceError::Ended.into()),
+            false => Ok(sent),
         }
     }
 
@@ -125,12 +136,34 @@ impl Handle {
         Ok(connection)
     }
 
+    /// The connection, if it is made by now; [`Error::NotConnected`] if not.
+    fn made_already(&self) -> Result<&Connection, Error> {
+        self.made(WaitMode::Never)
+            .map_err(|error| match error.would_block() {
+                true => Error::NotConnected,
+                false => error,
+            })
+    }
+
     /// Waits until the connection is made.
     pub(crate) fn finish(&self, waits: WaitMode) -> Result<(), Error> {
         let connection = self.connection()?;
-        self.wait(WaitFor::Out, waits, || connection.sending(Halves::finish))?;
+        let made = self.wait(WaitFor::Out, waits, || connection.sending(Halves::finish));
+        made.map_err(|error| match error {
+            // As with sockets: `ETIMEDOUT` means that the host did not answer, and ends the connection.
+            Error::Service(ServiceError::Deadline) => Error::InProgress,
+            other => other,
+        })?;
         connection.is_made.store(true, Ordering::Release);
         Ok(())
+    }
+
+    /// The addresses of this end and of the peer, in this order.
+    pub(crate) fn addresses(&self) -> Result<[SocketAddr; 2], Error> {
+        self.made_already()?.receiving(|link| {
+            let stream = link.stream()?;
+            Ok([stream.local(), stream.peer()])
+        })
     }
 
     /// Sends all bytes, or as many as it can before waiting is not allowed or an error occurs. Returns their
@@ -138,17 +171,19 @@ impl Handle {
     pub(crate) fn send(&self, bytes: &[u8], waits: WaitMode) -> Result<usize, Error> {
         let connection = self.made(waits)?;
         let mut sent = 0;
-        while sent < bytes.len() {
+        loop {
             let some = self.wait(WaitFor::Out, waits, || {
-                connection.sending(|link| Ok(link.stream()?.send(&bytes[sent..])?))
+                connection.sending(|link| link.send(&bytes[sent..]))
             });
             match some {
                 Ok(some) => sent += some,
-                Err(_) if sent > 0 => break,
+                Err(_) if sent > 0 => return Ok(sent),
                 Err(error) => return Err(error),
             }
+            if sent == bytes.len() {
+                return Ok(sent);
+            }
         }
-        Ok(sent)
     }
 
     /// Sets how bytes are carried from now on.
@@ -168,7 +203,7 @@ impl Handle {
         }
         self.wait(WaitFor::In, waits, || {
             connection.receiving(|link| {
-                if connection.is_deaf.load(Ordering::SeqCst) {
+                if link.is_deaf {
                     return Ok(0);
                 }
                 let received = link.stream()?.recv(into)?;
@@ -183,7 +218,7 @@ impl Handle {
         let connection = self.made(waits)?;
         self.wait(WaitFor::In, waits, || {
             connection.receiving(|link| {
-                if connection.is_deaf.load(Ordering::SeqCst) {
+                if link.is_deaf {
                     return Ok((std::ptr::null(), 0));
                 }
                 // The bytes stay in place, and mapped, until they are released.
@@ -213,14 +248,25 @@ impl Handle {
 
     /// Shuts down receiving, sending, or both.
     pub(crate) fn shut(&self, receiving: bool, sending: bool) -> Result<(), Error> {
-        let connection = self.made(WaitMode::AsSet)?;
+        let connection = self.made_already()?;
         if receiving {
-            connection.is_deaf.store(true, Ordering::SeqCst);
+            connection.receiving(|link| {
+                // Set under the lock and first: a stream that reads the descriptor after the shutdown would believe
+                // that the daemon has closed its end.
+                link.is_deaf = true;
+                // Makes the descriptor readable, for threads that poll it. When bytes arrive, the daemon fails to
+                // write to its end and ignores that. Its signals for room and for a reset still work.
+                shutdown(self, Shutdown::Read).map_err(|errno| system("a descriptor")(errno.into()))
+            })?;
             self.wake_waiters();
         }
         if sending {
             self.wait(WaitFor::Out, WaitMode::AsSet, || {
-                connection.sending(|link| Ok(link.stream()?.end()?))
+                connection.sending(|link| {
+                    link.stream()?.end()?;
+                    link.is_ended = true;
+                    Ok(())
+                })
             })?;
         }
         Ok(())
@@ -229,7 +275,8 @@ impl Handle {
 
 /// Begins to connect, and waits until the connection is made unless `is_nonblocking`.
 pub(crate) fn connect(to: SocketAddr, is_nonblocking: bool) -> Result<RawFd, Error> {
-    let connecting = library::service()?.connect_start(to)?;
+    let service = library::service()?;
+    let connecting = service.connect_start(to)?;
     let number = connecting.as_fd().as_raw_fd();
     let connection = Connection::new(ConnectionStage::Connecting {
         connecting,
@@ -241,29 +288,43 @@ pub(crate) fn connect(to: SocketAddr, is_nonblocking: bool) -> Result<RawFd, Err
         is_nonblocking,
     );
     if !is_nonblocking {
-        handle.finish(WaitMode::Always)?;
+        handle.set_deadline(Some(clock::now() + CONNECT_TIMEOUT));
+        handle
+            .finish(WaitMode::Always)
+            .map_err(|error| match error {
+                Error::InProgress => Error::Service(ServiceError::DaemonSilent {
+                    path: service.socket().display().to_string(),
+                    patience: CONNECT_TIMEOUT,
+                }),
+                other => other,
+            })?;
+        handle.set_deadline(None);
     }
     Ok(handle.open())
 }
 
 /// A port that listens for connections.
-pub(crate) struct Port(Mutex<Listener>);
+pub(crate) struct Port {
+    listener: Mutex<Listener>,
+    /// Address that the daemon serves.
+    host: IpAddr,
+}
 
 impl Port {
-    /// The address of the port. Its IP address is unspecified: the daemon's address is not known here.
+    /// The address of the port.
     pub(crate) fn address(&self) -> SocketAddr {
-        SocketAddr::from((Ipv4Addr::UNSPECIFIED, locked(&self.0).port()))
+        SocketAddr::from((self.host, locked(&self.listener).port()))
     }
 }
 
 /// Listens at a port of this host.
 pub(crate) fn listen(at: SocketAddr, backlog: u32, is_nonblocking: bool) -> Result<RawFd, Error> {
-    if !at.ip().is_unspecified() {
-        return Err(Error::Elsewhere);
-    }
-    let mut listener = library::service()?.listen(at.port(), backlog)?;
+    let service = library::service()?;
+    let host = library::own_address(&service, at)?;
+    let mut listener = service.listen(at.port(), backlog)?;
     let number = number(listener.fd())?;
-    let kind = Kind::Port(Port(Mutex::new(listener)));
+    let listener = Mutex::new(listener);
+    let kind = Kind::Port(Port { listener, host });
     Ok(Handle::new(kind, number, is_nonblocking).open())
 }
 
@@ -277,16 +338,31 @@ impl Handle {
         let Kind::Port(port) = self.kind() else {
             return Err(Error::Invalid("the descriptor is no listener"));
         };
-        let mut stream = self.wait(WaitFor::In, waits, || {
-            let accepted = locked(&port.0).try_accept()?;
+        let accepted = self.wait(WaitFor::In, waits, || {
+            let accepted = locked(&port.listener).try_accept()?;
             Ok(accepted.ok_or(ServiceError::WouldBlock)?)
-        })?;
-        let number = number(stream.fd())?;
+        });
+        let mut stream = accepted.map_err(of_listener)?;
+        let number = number(stream.fd()).map_err(of_listener)?;
         stream.set_nonblocking(true);
         let peer = stream.peer();
         let connection = Connection::new(ConnectionStage::Connected(Box::new(stream)));
         let kind = Kind::Connection(Box::new(connection));
         let handle = Self::new(kind, number, is_nonblocking);
         Ok((handle.open(), peer))
+    }
+}
+
+/// Returns [`Error::ListenerOver`] for an error after which the listener accepts nothing any more.
+fn of_listener(error: Error) -> Error {
+    match error {
+        // A limit is reached. That concerns only the connection that was to be accepted.
+        Error::Service(ServiceError::Refused(Refusal::Limit | Refusal::Memory)) => error,
+        Error::Service(
+            error @ (ServiceError::DaemonGone
+            | ServiceError::Refused(_)
+            | ServiceError::Contract(_)),
+        ) => Error::ListenerOver(error),
+        other => other,
     }
 }

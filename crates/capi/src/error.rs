@@ -3,6 +3,7 @@
 use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char, c_int};
 use std::io;
+use std::net::IpAddr;
 
 use headworks::service::{Outcome, Refusal, ServiceError};
 use libc as c;
@@ -22,12 +23,17 @@ pub(crate) enum Error {
     Invalid(&'static str),
     /// An address that is neither IPv4 nor IPv6.
     Family,
-    /// A local address that is not unspecified.
-    Elsewhere,
+    /// A local address that is not the daemon's. The daemon serves this one, if it tells.
+    Elsewhere(Option<IpAddr>),
     /// The connection is still being made.
     InProgress,
     /// There is no connection.
     NotConnected,
+    /// A message has no address to go to.
+    NoDestination,
+    /// A listener accepts nothing any more, and why: the daemon is gone or stopping, or broke its contract. It has
+    /// an `errno` of its own, because accept(2) has servers go on after `ECONNABORTED` and `EPROTO`.
+    ListenerOver(ServiceError),
     /// The descriptor is of a kind that the call does not support.
     NotOfThisKind,
     /// The memory is lent, exported, or in use by another call.
@@ -58,9 +64,11 @@ impl Error {
             Self::Null => c::EFAULT,
             Self::Invalid(_) => c::EINVAL,
             Self::Family => c::EAFNOSUPPORT,
-            Self::Elsewhere => c::EADDRNOTAVAIL,
+            Self::Elsewhere(_) => c::EADDRNOTAVAIL,
             Self::InProgress => c::EINPROGRESS,
             Self::NotConnected => c::ENOTCONN,
+            Self::NoDestination => c::EDESTADDRREQ,
+            Self::ListenerOver(_) => c::ESHUTDOWN,
             Self::NotOfThisKind => c::EOPNOTSUPP,
             Self::Busy => c::EBUSY,
             Self::Bug => c::EIO,
@@ -86,7 +94,7 @@ impl Error {
                 ServiceError::Ended => c::EPIPE,
                 ServiceError::Forked => c::EBADF,
                 ServiceError::DaemonGone => c::ECONNABORTED,
-                ServiceError::Deadline => c::ETIMEDOUT,
+                ServiceError::Deadline | ServiceError::DaemonSilent { .. } => c::ETIMEDOUT,
                 ServiceError::WouldBlock => c::EAGAIN,
                 ServiceError::TooLong(_) => c::EMSGSIZE,
                 ServiceError::Operation(outcome) => match outcome {
@@ -120,11 +128,21 @@ impl std::fmt::Display for Error {
             }
             Self::Null => "a pointer is null",
             Self::Family => "neither an IPv4 nor an IPv6 address",
-            Self::Elsewhere => {
+            Self::Elsewhere(Some(own)) => {
+                return write!(
+                    f,
+                    "the daemon listens only at its own address, {own}; INADDR_ANY and in6addr_any mean that address"
+                );
+            }
+            Self::Elsewhere(None) => {
                 "a daemon listens only at its own address; use INADDR_ANY or in6addr_any"
             }
             Self::InProgress => "the connection is still being made",
             Self::NotConnected => "there is no connection",
+            Self::NoDestination => "the message has no address to go to",
+            Self::ListenerOver(error) => {
+                return write!(f, "the listener accepts nothing any more: {error}");
+            }
             Self::NotOfThisKind => "the descriptor is of another kind",
             Self::Busy => "the memory is lent, exported, or in use by another call",
             Self::Bug => "headworks has a bug: it panicked",
@@ -162,6 +180,7 @@ pub(crate) fn last() -> *const c_char {
 #[cfg(test)]
 mod tests {
     use headworks::service::{ContractError, Reset};
+    use headworks::verbs::Duration;
 
     use super::*;
 
@@ -176,6 +195,10 @@ mod tests {
         let system = |errno| Of::System {
             what: "x",
             source: source(errno),
+        };
+        let silent = Of::DaemonSilent {
+            path: "x".to_owned(),
+            patience: Duration::from_secs(10),
         };
         let of_service = [
             (no_daemon(c::ENOENT), c::ENETDOWN),
@@ -200,6 +223,7 @@ mod tests {
             (Of::Ended, c::EPIPE),
             (Of::DaemonGone, c::ECONNABORTED),
             (Of::Deadline, c::ETIMEDOUT),
+            (silent, c::ETIMEDOUT),
             (Of::WouldBlock, c::EAGAIN),
             (Of::TooLong(2_000_000), c::EMSGSIZE),
             (Of::Operation(Outcome::NoExport), c::ENXIO),
@@ -216,9 +240,11 @@ mod tests {
             (Error::Null, c::EFAULT),
             (Error::Invalid("x"), c::EINVAL),
             (Error::Family, c::EAFNOSUPPORT),
-            (Error::Elsewhere, c::EADDRNOTAVAIL),
+            (Error::Elsewhere(None), c::EADDRNOTAVAIL),
             (Error::InProgress, c::EINPROGRESS),
             (Error::NotConnected, c::ENOTCONN),
+            (Error::NoDestination, c::EDESTADDRREQ),
+            (Error::ListenerOver(Of::DaemonGone), c::ESHUTDOWN),
             (Error::NotOfThisKind, c::EOPNOTSUPP),
             (Error::Busy, c::EBUSY),
             (Error::Bug, c::EIO),

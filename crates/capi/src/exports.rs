@@ -30,6 +30,9 @@ use crate::{connection, raw, sockets};
 const NONBLOCK: c_int = libc::SOCK_NONBLOCK;
 const DONTWAIT: c_int = libc::MSG_DONTWAIT;
 const START: c_int = 0x100_0000;
+// These two ask for what the library does anyway: it raises no signal, and its descriptors are close-on-exec.
+const NOSIGNAL: c_int = libc::MSG_NOSIGNAL;
+const CLOEXEC: c_int = libc::SOCK_CLOEXEC;
 
 /// The version, with a terminating zero.
 const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), "\0");
@@ -137,7 +140,7 @@ unsafe extern "C" fn hw_attach(socket_path: *const c_char, name: *const c_char) 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn hw_connect(to: *const sockaddr, len: socklen_t, flags: c_int) -> c_int {
     call(-1, || {
-        only(flags, NONBLOCK)?;
+        only(flags, NONBLOCK | CLOEXEC)?;
         // SAFETY: see the module.
         let to = unsafe { raw::address(to, len) }?;
         connection::connect(to, flags & NONBLOCK != 0)
@@ -161,7 +164,7 @@ unsafe extern "C" fn hw_listen(
     flags: c_int,
 ) -> c_int {
     call(-1, || {
-        only(flags, NONBLOCK)?;
+        only(flags, NONBLOCK | CLOEXEC)?;
         // SAFETY: see the module.
         let at = unsafe { raw::address(at, len) }?;
         // As on Linux: less than 0 is the most, and 0 is one.
@@ -179,7 +182,7 @@ unsafe extern "C" fn hw_accept(
 ) -> c_int {
     call(-1, || {
         let handle = Handle::of(fd)?;
-        only(flags, NONBLOCK | DONTWAIT)?;
+        only(flags, NONBLOCK | CLOEXEC | DONTWAIT)?;
         if !peer.is_null() {
             there(len)?;
         }
@@ -200,7 +203,7 @@ unsafe extern "C" fn hw_getsockname(fd: c_int, at: *mut sockaddr, len: *mut sock
         let address = match handle.kind() {
             Kind::Port(port) => port.address(),
             Kind::Socket(socket) => socket.address(),
-            Kind::Connection(connection) => connection.addresses()?[0],
+            Kind::Connection(_) => handle.addresses()?[0],
         };
         // SAFETY: see the module.
         unsafe { raw::put_address(address, at, len) };
@@ -215,7 +218,7 @@ unsafe extern "C" fn hw_getpeername(fd: c_int, at: *mut sockaddr, len: *mut sock
         let (at, len) = (there(at)?, there(len)?);
         let address = match handle.kind() {
             Kind::Port(_) | Kind::Socket(_) => return Err(Error::NotConnected),
-            Kind::Connection(connection) => connection.addresses()?[1],
+            Kind::Connection(_) => handle.addresses()?[1],
         };
         // SAFETY: see the module.
         unsafe { raw::put_address(address, at, len) };
@@ -227,7 +230,7 @@ unsafe extern "C" fn hw_getpeername(fd: c_int, at: *mut sockaddr, len: *mut sock
 unsafe extern "C" fn hw_send(fd: c_int, from: *const c_void, len: size_t, flags: c_int) -> ssize_t {
     call(-1, || {
         let handle = Handle::of(fd)?;
-        only(flags, DONTWAIT)?;
+        only(flags, DONTWAIT | NOSIGNAL)?;
         // SAFETY: see the module.
         let from = unsafe { bytes(from, len) }?;
         Ok(handle.send(from, waits(flags))? as ssize_t)
@@ -238,7 +241,7 @@ unsafe extern "C" fn hw_send(fd: c_int, from: *const c_void, len: size_t, flags:
 unsafe extern "C" fn hw_recv(fd: c_int, into: *mut c_void, len: size_t, flags: c_int) -> ssize_t {
     call(-1, || {
         let handle = Handle::of(fd)?;
-        only(flags, DONTWAIT)?;
+        only(flags, DONTWAIT | NOSIGNAL)?;
         // SAFETY: see the module.
         let into = unsafe { bytes_mut(into, len) }?;
         Ok(handle.recv(into, waits(flags))? as ssize_t)
@@ -254,7 +257,7 @@ unsafe extern "C" fn hw_recv_zero_copy(
 ) -> ssize_t {
     call(-1, || {
         let handle = Handle::of(fd)?;
-        only(flags, DONTWAIT)?;
+        only(flags, DONTWAIT | NOSIGNAL)?;
         let at = there(at)?;
         if max == 0 {
             return Err(Error::Invalid("max is 0; it must be at least 1"));
@@ -282,7 +285,7 @@ extern "C" fn hw_release(fd: c_int, len: size_t) -> c_int {
 #[unsafe(no_mangle)]
 unsafe extern "C" fn hw_bind(at: *const sockaddr, len: socklen_t, flags: c_int) -> c_int {
     call(-1, || {
-        only(flags, NONBLOCK)?;
+        only(flags, NONBLOCK | CLOEXEC)?;
         // SAFETY: see the module.
         let at = unsafe { raw::address(at, len) }?;
         sockets::bind(at, flags & NONBLOCK != 0)
@@ -300,7 +303,12 @@ unsafe extern "C" fn hw_sendto(
 ) -> ssize_t {
     call(-1, || {
         let handle = Handle::of(fd)?;
-        only(flags, DONTWAIT)?;
+        only(flags, DONTWAIT | NOSIGNAL)?;
+        // Checked first, so that a stream gives `EOPNOTSUPP` whatever `to` is.
+        handle.socket()?;
+        if to.is_null() {
+            return Err(Error::NoDestination);
+        }
         // SAFETY: see the module.
         let (from, to) = unsafe { (bytes(from, len)?, raw::address(to, to_len)?) };
         handle.send_to(from, to, waits(flags))?;
@@ -331,7 +339,7 @@ unsafe extern "C" fn hw_recvfrom(
 ) -> ssize_t {
     call(-1, || {
         let handle = Handle::of(fd)?;
-        only(flags, DONTWAIT)?;
+        only(flags, DONTWAIT | NOSIGNAL)?;
         if !from.is_null() {
             there(from_len)?;
         }
@@ -354,7 +362,7 @@ unsafe extern "C" fn hw_recvfrom_zero_copy(
 ) -> ssize_t {
     call(-1, || {
         let handle = Handle::of(fd)?;
-        only(flags, DONTWAIT)?;
+        only(flags, DONTWAIT | NOSIGNAL)?;
         let at = there(at)?;
         if !from.is_null() {
             there(from_len)?;
@@ -451,7 +459,7 @@ extern "C" fn hw_send_zero_copy(
 ) -> ssize_t {
     call(-1, || {
         let handle = Handle::of(fd)?;
-        only(flags, DONTWAIT)?;
+        only(flags, DONTWAIT | NOSIGNAL)?;
         lease::lend(&handle, there(memory)? as usize, len, waits(flags))?;
         Ok(len as ssize_t)
     })

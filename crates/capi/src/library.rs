@@ -1,5 +1,6 @@
 //! State and code that all calls share.
 
+use std::net::{IpAddr, SocketAddr};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -99,6 +100,17 @@ pub(crate) fn service() -> Result<Service, Error> {
     };
     attached.forget_the_gone();
     Ok(attached.use_from_now_on(opened, &name))
+}
+
+/// Returns the address at which the daemon's listeners are reached, if `at` means it: the unspecified address, or
+/// the daemon's own. That of a daemon that does not tell its address stays unspecified.
+pub(crate) fn own_address(service: &Service, at: SocketAddr) -> Result<IpAddr, Error> {
+    let own = service.address()?;
+    let at = at.ip().to_canonical();
+    match at.is_unspecified() || own == Some(at) {
+        true => Ok(own.unwrap_or(at)),
+        false => Err(Error::Elsewhere(own)),
+    }
 }
 
 fn watch_forks() {

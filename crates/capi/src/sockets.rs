@@ -1,6 +1,6 @@
 //! Sockets for messages.
 
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::Mutex;
 
@@ -13,14 +13,16 @@ use crate::library;
 /// A port that sends and receives messages. No call on it blocks.
 pub(crate) struct Socket {
     datagrams: Mutex<Datagrams>,
+    /// Address that the daemon serves.
+    host: IpAddr,
     /// Readable when a send that found no room may succeed.
     room: OwnedFd,
 }
 
 impl Socket {
-    /// The address of the port. Its IP address is unspecified: the daemon's address is not known here.
+    /// The address of the port.
     pub(crate) fn address(&self) -> SocketAddr {
-        SocketAddr::from((Ipv4Addr::UNSPECIFIED, locked(&self.datagrams).port()))
+        SocketAddr::from((self.host, locked(&self.datagrams).port()))
     }
 
     pub(crate) fn room(&self) -> &OwnedFd {
@@ -30,10 +32,9 @@ impl Socket {
 
 /// Binds a socket for messages to a port of this host.
 pub(crate) fn bind(at: SocketAddr, is_nonblocking: bool) -> Result<RawFd, Error> {
-    if !at.ip().is_unspecified() {
-        return Err(Error::Elsewhere);
-    }
-    let mut socket = library::service()?.bind(at.port())?;
+    let service = library::service()?;
+    let host = library::own_address(&service, at)?;
+    let mut socket = service.bind(at.port())?;
     socket.set_nonblocking(true);
     let number = socket.fd().as_raw_fd();
     let room = socket
@@ -41,12 +42,16 @@ pub(crate) fn bind(at: SocketAddr, is_nonblocking: bool) -> Result<RawFd, Error>
         .try_clone_to_owned()
         .map_err(system("a descriptor"))?;
     let datagrams = Mutex::new(socket);
-    let kind = Kind::Socket(Box::new(Socket { datagrams, room }));
+    let kind = Kind::Socket(Box::new(Socket {
+        datagrams,
+        host,
+        room,
+    }));
     Ok(Handle::new(kind, number, is_nonblocking).open())
 }
 
 impl Handle {
-    fn socket(&self) -> Result<&Socket, Error> {
+    pub(crate) fn socket(&self) -> Result<&Socket, Error> {
         match self.kind() {
             Kind::Socket(socket) => Ok(socket),
             Kind::Port(_) | Kind::Connection(_) => Err(Error::NotOfThisKind),

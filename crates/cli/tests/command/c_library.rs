@@ -204,6 +204,11 @@ fn threads_of_c_share_descriptors() {
 }
 
 #[test]
+fn programs_written_for_sockets_find_what_they_rely_on() {
+    passes("as_sockets");
+}
+
+#[test]
 fn c_is_attached_once_and_again_to_a_daemon_that_came_back() {
     passes_while("attach", |daemons, program| {
         let mut said = [0];
@@ -212,9 +217,11 @@ fn c_is_attached_once_and_again_to_a_daemon_that_came_back() {
             // The program reports on standard error what went wrong.
             return;
         }
-        daemons.sides[0].signal(Signal::KILL);
-        daemons.sides[0].wait();
-        daemons.sides[0] = daemons.daemon(0);
+        for (host, signal) in [Signal::KILL, Signal::TERM].into_iter().enumerate() {
+            daemons.sides[host].signal(signal);
+            daemons.sides[host].wait();
+            daemons.sides[host] = daemons.daemon(host);
+        }
         let stdin = program.stdin.as_mut().expect("piped");
         stdin.write_all(b"1").expect("it waits for that");
     });
