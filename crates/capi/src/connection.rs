@@ -7,17 +7,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use headworks::net::clock;
 use headworks::service::{
-    Listener, PendingConnection, Refusal, RemoteOperation, ServiceError, Stream, Transfer,
+    CONNECT_TIMEOUT, Listener, PendingConnection, Refusal, RemoteOperation, ServiceError, Stream,
+    Transfer,
 };
-use headworks::verbs::Duration;
 use rustix::net::{Shutdown, shutdown};
 
 use crate::error::{Error, system};
 use crate::handle::{Handle, Kind, WaitFor, WaitMode, locked, number};
 use crate::library;
-
-/// How long a connect request that waits may take. The daemon gives it up after 10 seconds and answers then.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// A connection; it may still be connecting.
 pub(crate) struct Connection {
@@ -44,7 +41,10 @@ enum ConnectionStage {
     Connecting {
         /// Owns the descriptor, also after it has failed.
         connecting: PendingConnection,
+        /// Whether connecting has failed.
         has_failed: bool,
+        /// Reason of the failure that no call has returned yet.
+        reason: Option<Error>,
     },
     Connected(Box<Stream>),
 }
@@ -101,12 +101,13 @@ impl Halves {
         let ConnectionStage::Connecting {
             connecting,
             has_failed,
+            reason,
         } = &mut self.stage
         else {
             return Ok(());
         };
         if *has_failed {
-            return Err(Error::NotConnected);
+            return Err(reason.take().unwrap_or(Error::NotConnected));
         }
         match connecting.finish() {
             Ok(Some(stream)) => {
@@ -136,13 +137,22 @@ impl Handle {
         Ok(connection)
     }
 
-    /// The connection, if it is made by now; [`Error::NotConnected`] if not.
+    /// The connection, if it is made by now; [`Error::NotConnected`] if not. The reason of a failure is kept for
+    /// [`Handle::finish`].
     fn made_already(&self) -> Result<&Connection, Error> {
-        self.made(WaitMode::Never)
-            .map_err(|error| match error.would_block() {
-                true => Error::NotConnected,
-                false => error,
-            })
+        let connection = self.connection()?;
+        match self.made(WaitMode::Never) {
+            Err(error) if error.would_block() => Err(Error::NotConnected),
+            Err(error) => connection.sending(|link| {
+                if let ConnectionStage::Connecting { reason, .. } = &mut link.stage
+                    && !matches!(error, Error::NotConnected)
+                {
+                    *reason = Some(error);
+                }
+                Err(Error::NotConnected)
+            }),
+            made => made,
+        }
     }
 
     /// Waits until the connection is made.
@@ -281,6 +291,7 @@ pub(crate) fn connect(to: SocketAddr, is_nonblocking: bool) -> Result<RawFd, Err
     let connection = Connection::new(ConnectionStage::Connecting {
         connecting,
         has_failed: false,
+        reason: None,
     });
     let handle = Handle::new(
         Kind::Connection(Box::new(connection)),

@@ -153,8 +153,11 @@ static void connecting(void) {
   fd = check_connect(HERE, port, HW_NONBLOCK);
   CHECK(fd >= 0);
   CHECK(check_poll(fd, 0) & POLLHUP);
-  FAILS(peer_of(fd, &peer), ECONNREFUSED);
   FAILS(peer_of(fd, &peer), ENOTCONN);
+  FAILS(hw_shutdown(fd, SHUT_WR), ENOTCONN);
+  FAILS(hw_finish(fd, 0), ECONNREFUSED);
+  FAILS(peer_of(fd, &peer), ENOTCONN);
+  FAILS(hw_finish(fd, 0), ENOTCONN);
   CHECK(hw_close(fd) == 0);
 }
 

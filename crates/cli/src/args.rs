@@ -66,9 +66,11 @@ pub(crate) enum Command {
         #[arg(long)]
         json: bool,
     },
-    /// Check this machine for common RDMA problems, and name the command that fixes each.
+    /// Check what keeps RDMA devices and the software device from working or makes them slow, and name the command
+    /// that fixes it.
     ///
-    /// Exit code 1 if something keeps a device from working.
+    /// Without DEVICE it also opens a software device in the user's registry, moves a message, and checks what a
+    /// container may restrict. Exit code 1 if something keeps a device from working.
     Doctor {
         /// Check only this RDMA device, ibv:NAME[,key=value…], and what affects it.
         #[arg(value_parser = device)]

@@ -48,8 +48,8 @@ pub(crate) struct Daemon {
     /// TCP port between daemons, the same on all hosts [default: 7471]
     #[arg(long)]
     port: Option<u16>,
-    /// Socket that applications attach to; given several times, the applications at one socket share nothing with
-    /// those at another, as if they were of another user [default: headworks-ADDRESS.sock in $XDG_RUNTIME_DIR or
+    /// Socket that applications attach to; given several times, the applications at one socket share nothing but
+    /// ports with those at another, as if they were of another user [default: headworks-ADDRESS.sock in $XDG_RUNTIME_DIR or
     /// /tmp]
     #[arg(long = "socket", value_name = "PATH")]
     sockets: Vec<PathBuf>,

@@ -20,11 +20,14 @@ use headworks::net::{Interrupt, Waiter, WakeReason, clock};
 use headworks::verbs::{DeviceName, Duration};
 
 use crate::exit_status::{self, interrupted};
+use crate::interruptible_sleep::sleep_unless_interrupted;
 
 pub(crate) use peer_process::run as run_child;
 
 /// Longest wait for the next step of the other process.
 const PATIENCE: Duration = Duration::from_secs(30);
+/// Interval at which the other process is looked at while it ends: its output is closed already.
+const END_CHECK_INTERVAL: std::time::Duration = std::time::Duration::from_millis(1);
 
 /// Devices of the demonstration, and the interrupt that ends it.
 pub(crate) struct Demo {
@@ -201,34 +204,83 @@ impl Demo {
         check_interrupt(Some(&self.interrupt))
     }
 
-    /// Waits until `fd` is readable: the other process has written something, or has connected.
-    fn await_readable(&self, fd: &impl AsFd) -> anyhow::Result<()> {
+    /// Waits until `fd` is readable: the other process has written something, or has connected. `step` names the wait
+    /// in the error.
+    fn await_readable(&self, fd: &impl AsFd, step: &str) -> anyhow::Result<()> {
+        self.await_readable_within(fd, &StepLimit::of(step, PATIENCE))
+    }
+
+    fn await_readable_within(&self, fd: &impl AsFd, limit: &StepLimit<'_>) -> anyhow::Result<()> {
         let fds = [fd.as_fd(), self.interrupt.as_fd()];
-        let until = clock::now() + PATIENCE;
-        let woken = Waiter::default().wait(&fds, Some(until), |_| false);
+        let woken = Waiter::default().wait(&fds, Some(limit.until), |_| false);
         let woken = woken.context("waiting for the other process")?;
         self.check_interrupt()?;
         match woken {
-            WakeReason::Deadline => Err(anyhow!("the other process said nothing for {PATIENCE}")),
+            WakeReason::Deadline => Err(limit.passed("did not answer")),
             _ => Ok(()),
         }
     }
 
-    /// Waits for the other process to end, and returns what it wrote.
-    fn finish(&self, mut other: PeerProcess) -> anyhow::Result<String> {
+    /// Waits for the other process to end, and returns what it wrote. `step` names the wait in the error.
+    fn finish(&self, other: PeerProcess, step: &str) -> anyhow::Result<String> {
+        self.finish_within(other, &StepLimit::of(step, PATIENCE))
+    }
+
+    fn finish_within(
+        &self,
+        mut other: PeerProcess,
+        limit: &StepLimit<'_>,
+    ) -> anyhow::Result<String> {
         drop(other.0.stdin.take());
-        let mut said = String::new();
+        let mut said = Vec::new();
         if let Some(mut out) = other.0.stdout.take() {
             // It writes one line, or nothing, and ends.
-            self.await_readable(&out)?;
-            out.read_to_string(&mut said).context("the other process")?;
+            let mut piece = [0; 1024];
+            loop {
+                self.await_readable_within(&out, limit)?;
+                match out.read(&mut piece) {
+                    Ok(0) => break,
+                    Ok(len) => said.extend_from_slice(&piece[..len]),
+                    Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                    Err(error) => return Err(error).context("the other process"),
+                }
+            }
         }
-        let status = other.0.wait().context("the other process")?;
+        let status = loop {
+            if let Some(status) = other.0.try_wait().context("the other process")? {
+                break status;
+            }
+            if clock::now() >= limit.until {
+                return Err(limit.passed("did not end"));
+            }
+            sleep_unless_interrupted(&self.interrupt, END_CHECK_INTERVAL)?;
+            self.check_interrupt()?;
+        };
         if status.success() {
-            Ok(said)
+            String::from_utf8(said).context("the other process")
         } else {
             Err(anyhow!("the other process failed: {status}"))
         }
+    }
+}
+
+/// Time limit of a step of the other process.
+struct StepLimit<'a> {
+    step: &'a str,
+    limit: Duration,
+    until: headworks::verbs::Instant,
+}
+
+impl<'a> StepLimit<'a> {
+    fn of(step: &'a str, limit: Duration) -> Self {
+        let until = clock::now() + limit;
+        Self { step, limit, until }
+    }
+
+    /// Returns the error of a step that took too long. `what` says what the other process did not do.
+    fn passed(&self, what: &str) -> anyhow::Error {
+        let seconds = self.limit.as_secs_f64();
+        anyhow!("{}: the other process {what} for {seconds} s", self.step)
     }
 }
 
@@ -266,4 +318,58 @@ fn unique(what: &str) -> String {
 /// Prints a line of the demonstration. A closed standard output is no failure.
 fn print_line(line: &str) {
     let _ = writeln!(std::io::stdout(), "{line}");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn demo() -> Demo {
+        Demo {
+            device: "soft".parse().unwrap(),
+            peer: "soft".parse().unwrap(),
+            interrupt: Interrupt::install().unwrap(),
+        }
+    }
+
+    fn process(script: &str) -> PeerProcess {
+        let child = Command::new("sh")
+            .args(["-c", script])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn();
+        PeerProcess(child.unwrap())
+    }
+
+    /// Finishes on a thread, so that a wait without a limit fails the test instead of blocking it.
+    fn finished(script: &'static str, limit: Duration) -> Result<String, String> {
+        let (to, result) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            let limit = StepLimit::of("a step", limit);
+            let finished = demo().finish_within(process(script), &limit);
+            let _ = to.send(finished.map_err(|error| error.to_string()));
+        });
+        let limit = std::time::Duration::from_secs(60);
+        result.recv_timeout(limit).expect("a wait that ends")
+    }
+
+    #[test]
+    fn a_process_that_neither_answers_nor_ends_fails_its_step_at_the_limit() {
+        const SHORT: Duration = Duration::from_millis(500);
+        for (script, what) in [
+            ("exec sleep 1000", "did not answer"),
+            // It writes, and keeps its output open.
+            ("echo one; exec sleep 1000", "did not answer"),
+            // It closes its output, and goes on.
+            ("exec sleep 1000 >&-", "did not end"),
+        ] {
+            let expected = format!("a step: the other process {what} for 0.5 s");
+            assert_eq!(finished(script, SHORT), Err(expected), "{script}");
+        }
+        // The end of its input ends this one.
+        let said = finished("read line; echo one; echo two", PATIENCE);
+        assert_eq!(said.as_deref(), Ok("one\ntwo\n"));
+        let failed = finished("exit 3", PATIENCE).unwrap_err();
+        assert!(failed.contains("failed: exit status: 3"), "{failed}");
+    }
 }

@@ -1,11 +1,16 @@
-//! `headworks doctor`: looks for common RDMA problems, and names the command that fixes each.
+//! `headworks doctor`: looks for problems of RDMA devices and of the software device, and names the command that fixes
+//! each.
 //!
 //! | module | purpose |
 //! |---|---|
 //! | `system_info` | reads `/proc` and `/sys`, and asks the libraries which devices can be used, and how |
-//! | `advice` | derives the findings from these facts alone; `advice::rdma_device` for one device |
+//! | `environment` | reads what the software device depends on: the registry's place, namespaces, control groups, sandboxes |
+//! | `soft_device` | opens the software device and moves a message |
+//! | `advice` | derives the findings from these facts alone; `advice::rdma_device` for one RDMA device, `advice::environment` for the software device |
 
 mod advice;
+mod environment;
+mod soft_device;
 mod system_info;
 
 use std::path::Path;
@@ -34,7 +39,10 @@ pub(crate) fn run(device: Option<&DeviceName>, as_json: bool) -> anyhow::Result<
             _ => devices::choice(&format!("{}:{name}", rdma::KIND).parse()?),
         },
     };
-    let facts = SystemInfo::read(root, libraries, only);
+    let mut facts = SystemInfo::read(root, libraries, only);
+    if device.is_none() {
+        facts.soft = Some(soft_device::check());
+    }
     let findings = advice::advise(&facts);
     let text = match as_json {
         true => format!("{:#}\n", in_json(&findings)),

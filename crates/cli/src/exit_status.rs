@@ -144,7 +144,7 @@ pub(crate) fn cut(text: &str, most: usize) -> String {
 }
 
 /// Joins the error and its causes, leaving out a cause that the text before it already ends with.
-fn one_line(error: &anyhow::Error) -> String {
+pub(crate) fn one_line(error: &anyhow::Error) -> String {
     let mut line = String::new();
     for cause in error.chain().map(ToString::to_string) {
         if line.is_empty() {

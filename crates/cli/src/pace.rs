@@ -6,7 +6,7 @@ mod status;
 mod trace;
 
 use clap::Subcommand;
-use headworks::pace::{Observer, PaceStatus};
+use headworks::pace::{Observer, Observers, PaceStatus};
 
 /// Subcommands of `headworks pace`.
 #[derive(Subcommand)]
@@ -49,4 +49,15 @@ fn is_window(observer: &Observer) -> bool {
 
 fn micros(status: &PaceStatus) -> f64 {
     status.delay.nanos() as f64 / 1e3
+}
+
+/// Returns the line about the processes whose pacing cannot be read, with the reason of the first; `None` if there are
+/// none.
+fn unreadable_line(all: &Observers) -> Option<String> {
+    let reason = all.unreadable.first()?;
+    let more = if all.rnics.is_empty() { "" } else { " more" };
+    Some(format!(
+        "{}{more} cannot be read: {reason}",
+        all.unreadable.len()
+    ))
 }

@@ -14,10 +14,11 @@ use crate::interruptible_sleep::sleep_unless_interrupted;
 mod counter_rates;
 mod daemon_metrics;
 mod json;
+mod scrape;
 mod text;
 
 use counter_rates::Rates;
-pub(crate) use daemon_metrics::scrape;
+pub(crate) use scrape::scrape;
 
 /// Shows the state of the fabric or of a daemon, once or repeatedly.
 pub(crate) fn run(args: &Top) -> anyhow::Result<()> {
@@ -36,7 +37,7 @@ pub(crate) fn run(args: &Top) -> anyhow::Result<()> {
         )));
     }
     let mut before: Option<(Instant, RegistrySnapshot)> = None;
-    watch(args, |width| {
+    watch(args, |width, _| {
         let now = Instant::now();
         let snapshot = inspect::snapshot(host)?;
         let rates = before
@@ -59,8 +60,12 @@ pub(crate) fn run(args: &Top) -> anyhow::Result<()> {
     })
 }
 
-/// Prints the text of `look` as often as the arguments say. `look` gets the number of characters of a line.
-fn watch(args: &Top, mut look: impl FnMut(usize) -> anyhow::Result<String>) -> anyhow::Result<()> {
+/// Prints the text of `look` as often as the arguments say. `look` gets the number of characters of a line, and the
+/// interrupt that ends its waits.
+fn watch(
+    args: &Top,
+    mut look: impl FnMut(usize, &Interrupt) -> anyhow::Result<String>,
+) -> anyhow::Result<()> {
     let interrupt = Interrupt::install().context("catching signals")?;
     let redraws = std::io::stdout().is_terminal() && !args.json && args.count.is_none();
     let most = if redraws {
@@ -74,7 +79,12 @@ fn watch(args: &Top, mut look: impl FnMut(usize) -> anyhow::Result<String>) -> a
             break;
         }
         let size = terminal_size();
-        let text = look(if redraws { size.0 } else { usize::MAX })?;
+        let width = if redraws { size.0 } else { usize::MAX };
+        let text = match look(width, &interrupt) {
+            // Whatever failed, failed because of the interrupt.
+            Err(_) if interrupt.is_raised() => break,
+            text => text?,
+        };
         let text = match (redraws, index) {
             (true, _) => redrawn(&text, size.1),
             (false, 1..) if !args.json => format!("\n{text}"),

@@ -242,11 +242,11 @@ pub struct End {
 #[repr(u8)]
 #[non_exhaustive]
 pub enum Refusal {
-    /// Nobody listens at that port, or its backlog is full.
+    /// Nobody listens at that port, or too many wait for a place in its backlog.
     Refused = 1,
     /// There is no route to that host, or no daemon on it.
     Unreachable = 2,
-    /// That host did not answer.
+    /// That host did not answer in time, the link to it did not come up, or the listener's backlog stayed full.
     TimedOut = 3,
     /// The port is in use.
     PortTaken = 4,
@@ -294,7 +294,9 @@ impl std::fmt::Display for Refusal {
         f.write_str(match self {
             Self::Refused => "connection refused",
             Self::Unreachable => "no way to that host, or no daemon on it",
-            Self::TimedOut => "that host did not answer",
+            Self::TimedOut => {
+                "that host did not answer in time, or its application accepted nobody"
+            }
             Self::PortTaken => "the port is taken",
             Self::Limit => "a limit of the daemon, or a quota, is reached",
             Self::Memory => "not enough memory",

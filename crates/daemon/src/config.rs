@@ -46,6 +46,9 @@ where
     }
     Ok(match Paths::deserialize(from)? {
         Paths::One(path) => vec![path],
+        Paths::More(paths) if paths.is_empty() => {
+            return Err(serde::de::Error::custom("no path is named"));
+        }
         Paths::More(paths) => paths,
     })
 }
@@ -280,7 +283,7 @@ fn allowed(key: &str) -> Option<String> {
         "device" => "a device, \"KIND[:NAME][,key=value…]\"",
         "address" => "an IP address, such as \"10.0.0.1\"",
         "port" => "0 to 65535",
-        "socket" => "a path, or a list of paths",
+        "socket" => "a path, or a list of at least one path",
         "secret" => "a path",
         "users" => USERS,
         "metrics" => "a path (with a slash), IP:PORT, or off",

@@ -120,7 +120,7 @@ struct Client {
     /// Port of each listener, by the listener's number. Numbers are not reused.
     listeners: BTreeMap<u32, u16>,
     last_listener: u32,
-    /// Connect requests that have not been answered.
+    /// Connect requests that have not been answered, those whose link is not proven included.
     wishes: u32,
 }
 
@@ -136,7 +136,7 @@ struct Listener {
     /// Number of connections in `waiting` that the daemon has announced to the application.
     untaken: u32,
     /// Requests that wait until the backlog has room.
-    callers: VecDeque<Caller>,
+    requests: VecDeque<IncomingRequest>,
     watch: Option<WatchId>,
     /// Whether the descriptor is readable, as far as the daemon knows.
     is_readable: bool,
@@ -151,14 +151,18 @@ impl Listener {
 
 /// A connect request of another daemon.
 #[derive(Clone, Copy, Debug)]
-struct Caller {
+struct IncomingRequest {
     peer: PeerId,
     /// The other daemon's number of the request.
     token: u32,
     /// Domain of the connecting application.
     domain: DomainId,
+    /// Address and port of the connecting application's end.
     from: SocketAddr,
+    /// Port of the listener.
     port: u16,
+    /// When the request is refused if it still waits. `None` until the next step, which knows the time.
+    until: Option<Instant>,
 }
 
 /// An application's connect request that the other daemon has not answered.
@@ -183,6 +187,10 @@ struct PendingAccept {
     number: u32,
     /// Domain of the other end.
     from: DomainId,
+    /// When the end is dropped if it is not confirmed. `None` until the next step, which knows the time.
+    until: Option<Instant>,
+    /// Whether the end was dropped, because the confirmation took too long.
+    is_dropped: bool,
 }
 
 /// Identity of a daemon towards other daemons.
@@ -259,8 +267,11 @@ pub struct Daemon {
     domains: BTreeMap<DomainId, Domain>,
     device: Arc<dyn Device>,
     clients: BTreeMap<SessionId, Client>,
-    /// Domain of each tenant that ever came.
+    /// Domain of each tenant that ever came, and tenant of each domain.
     tenants: BTreeMap<Tenant, DomainId>,
+    tenant_by_domain: BTreeMap<DomainId, Tenant>,
+    /// Number from which on downwards numbers for domains are free.
+    next_domain: u32,
     /// Applications by domain and session number.
     by_session: BTreeMap<(DomainId, usize), SessionId>,
     ports: BTreeMap<u16, Listener>,
@@ -301,6 +312,8 @@ impl Daemon {
             domains: BTreeMap::new(),
             clients: BTreeMap::new(),
             tenants: BTreeMap::new(),
+            tenant_by_domain: BTreeMap::new(),
+            next_domain: u32::MAX,
             by_session: BTreeMap::new(),
             ports: BTreeMap::new(),
             peers: BTreeMap::new(),
@@ -572,18 +585,26 @@ impl Daemon {
         if let Some(id) = self.tenants.get(&tenant) {
             return *id;
         }
-        let is_free = |id: &DomainId| self.tenants.values().all(|taken| taken != id);
-        let own = Some(DomainId(tenant.user)).filter(|id| tenant.socket == 0 && is_free(id));
-        let others = || (0..=u32::MAX).rev().map(DomainId).find(is_free);
-        // There are fewer tenants than numbers.
-        let id = own.or_else(others).unwrap_or(DomainId(tenant.user));
+        let mut id = DomainId(tenant.user);
+        let is_own = tenant.socket == 0 && !self.tenant_by_domain.contains_key(&id);
+        if !is_own {
+            // There are fewer tenants than numbers.
+            while self
+                .tenant_by_domain
+                .contains_key(&DomainId(self.next_domain))
+            {
+                self.next_domain = self.next_domain.wrapping_sub(1);
+            }
+            id = DomainId(self.next_domain);
+        }
         self.tenants.insert(tenant, id);
+        self.tenant_by_domain.insert(id, tenant);
         id
     }
 
     fn tenant_of(&self, id: DomainId) -> Tenant {
-        let found = self.tenants.iter().find(|(_, of)| **of == id);
-        found.map_or(Tenant::from(id.0), |(tenant, _)| *tenant)
+        let tenant = self.tenant_by_domain.get(&id).copied();
+        tenant.unwrap_or_else(|| Tenant::from(id.0))
     }
 
     fn number(&mut self) -> u64 {
@@ -602,7 +623,7 @@ impl Daemon {
         };
         for port in client.listeners.values() {
             if let Some(gone) = self.ports.remove(port) {
-                self.refuse_callers(gone.callers, Refusal::Refused);
+                self.refuse_incoming(gone.requests, Refusal::Refused);
             }
         }
         self.unproven

@@ -47,7 +47,7 @@ pub struct DaemonLimits {
     pub ring_max: u32,
     /// Bytes of a slab, a power of two. A session's memory grows by one slab at a time. Default 4,194,304.
     pub slab_bytes: u32,
-    /// Applications that a user may run at the same time. Default 1,024.
+    /// Applications that a tenant may run at the same time. Default 1,024.
     pub applications_each: u32,
     /// Most connections of an application. Default 16,384.
     pub connections_each: u32,

@@ -319,7 +319,7 @@ impl DaemonServer {
             registry: config.registry.clone(),
             port,
             sessions: BTreeMap::new(),
-            subscriptions: Subscriptions::default(),
+            subscriptions: Subscriptions::new(config.sockets.len()),
             peers: BTreeMap::new(),
             unsent: BTreeSet::new(),
             unsaid: BTreeSet::new(),

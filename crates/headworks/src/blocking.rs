@@ -32,7 +32,7 @@ pub enum BlockingError {
     #[error("interrupted")]
     Interrupted,
     /// The deadline passed.
-    #[error("the deadline passed")]
+    #[error("waiting for the other end: the deadline passed")]
     Deadline,
     /// The ring is not in [`Mode::Notify`], so a thread cannot sleep on it.
     #[error("this ring cannot be waited for: it must be made with Mode::Notify")]

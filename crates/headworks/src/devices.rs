@@ -159,6 +159,14 @@ pub fn is_bad_input(error: &OpenError) -> bool {
     }
 }
 
+/// Whether the error is one of using the registry.
+pub fn is_registry_error(error: &OpenError) -> bool {
+    match error {
+        OpenError::Provider { source, .. } => source.is::<RegistryError>(),
+        _ => false,
+    }
+}
+
 /// Whether this user or version cannot use the registry, or a name in it.
 pub(crate) fn is_wrong_registry(error: &RegistryError) -> bool {
     matches!(
@@ -169,6 +177,7 @@ pub(crate) fn is_wrong_registry(error: &RegistryError) -> bool {
             | RegistryError::Unlike { .. }
             | RegistryError::Owner { .. }
             | RegistryError::Mode { .. }
+            | RegistryError::Make { .. }
             | RegistryError::NotDirectory { .. }
             | RegistryError::PathTooLong { .. }
     )
@@ -191,7 +200,18 @@ mod tests {
             is_bad_input(&OpenError::Provider { what, source })
         };
         let (owner, us) = (1, 2);
-        assert!(of(RegistryError::Owner { path, owner, us }.into()));
+        let source = RegistryError::Owner { path, owner, us }.into();
+        let owner = OpenError::Provider {
+            what: what(),
+            source,
+        };
+        assert!(is_bad_input(&owner) && is_registry_error(&owner));
+        let source = "no memory".into();
+        let memory = OpenError::Provider {
+            what: what(),
+            source,
+        };
+        assert!(!is_registry_error(&memory));
         let (what, seconds) = (what(), 5);
         assert!(!of(RegistryError::Busy { what, seconds }.into()));
         assert!(!of(RegistryError::Full { limit: 9 }.into()));

@@ -4,6 +4,7 @@
 //! # Map
 //!
 //! - [`open`], [`devices()`]: opens and lists devices by name; `soft` needs no hardware.
+//! - [`environment`]: what the software RNIC needs of the operating system, and whether this process has it.
 //! - [`inspect`]: a snapshot of a live fabric (the soft hosts of one registry), taken from outside.
 //! - [`ring`]: RB², a one-to-one ring buffer on one-sided WRITE; its documentation is the guide to it.
 //! - [`connect`]: makes the ends of a ring and connects them over a control stream.
@@ -25,6 +26,7 @@ pub mod asynchronous;
 pub mod blocking;
 pub mod connect;
 pub mod devices;
+pub mod environment;
 pub mod inspect;
 pub mod pace;
 pub mod pipe;

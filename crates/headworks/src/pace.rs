@@ -39,7 +39,7 @@ pub use calibrate::calibrate;
 pub use headworks_pacing::monitor::Class;
 pub use headworks_pacing::{CONSTANTS, Constant, Counts};
 pub use headworks_pacing::{PacingConfig as PaceConfig, Status as PaceStatus};
-pub use observe::{Observer, observers};
+pub use observe::{Observer, Observers, observers};
 
 /// Option that turns pacing on.
 const OPTION: &str = "pace";

@@ -94,6 +94,8 @@ pub fn metrics_of(socket: &Path) -> PathBuf {
     path.into()
 }
 
+/// How long [`Service::connect`] waits for the daemon, which gives a connect request up after 10 seconds.
+pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(20);
 /// Socket of a daemon that the system's service manager started.
 const SYSTEM_SOCKET: &str = "/run/headworks/daemon.sock";
 

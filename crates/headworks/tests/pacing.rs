@@ -265,7 +265,7 @@ fn run_in_forked_child(f: impl FnOnce() -> bool) -> bool {
 fn takes_part(name: &str) -> bool {
     let device = headworks::open(&name.parse().expect("a name")).expect("opens");
     let fabric = Registry::open_default().expect("the registry");
-    let commons = fabric.common_segments().expect("it can be read");
+    let commons = fabric.common_segments().expect("it can be read").entries;
     let is_ours = commons
         .iter()
         .any(|(_, held)| pid_of(&fabric, held) == std::process::id());
@@ -293,7 +293,7 @@ struct SharedRateView {
 }
 
 fn read_shared_rate(fabric: &Arc<Registry>) -> SharedRateView {
-    let commons = fabric.common_segments().expect("the registry");
+    let commons = fabric.common_segments().expect("the registry").entries;
     let (key, record) = commons.first().expect("somebody paces");
     let one = |(other, held): &(String, _)| {
         let held: &headworks_shm::CommonSegmentRecord = held;

@@ -17,7 +17,9 @@
 //! ([`Refusal`]): iWARP devices, which are connected in another way, and `mlx5` devices if
 //! `MLX5_SINGLE_THREADED=1` is set, because their library then takes no locks.
 
+use std::env::consts::ARCH;
 use std::fs;
+use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -36,8 +38,8 @@ use crate::quirks;
 use crate::raw::{self, Raw};
 
 const KIND: &str = "ibv";
-/// Sizes of inline payloads to try, longest first.
-const INLINES: [u32; 9] = [1024, 512, 384, 256, 192, 128, 64, 32, 16];
+/// Sizes of inline payloads to try, longest first. Every device has queue pairs for the last.
+const INLINES: [u32; 10] = [1024, 512, 384, 256, 192, 128, 64, 32, 16, 0];
 
 /// The provider of RDMA NICs.
 #[derive(Default)]
@@ -214,7 +216,14 @@ fn find(api: &Api, name: &DeviceName) -> Result<FoundDevice, OpenError> {
         gid: entry.gid,
         mtu,
     };
-    let limits = limits_of(&device, &attr, max_inline(&raw));
+    let inline = max_inline(&raw).unwrap_or_else(|error| {
+        tracing::warn!(
+            "{name}: a queue pair that shows the longest inline payload cannot be made, so nothing is sent \
+             inline: {error}"
+        );
+        0
+    });
+    let limits = limits_of(&device, &attr, inline);
     let info = DeviceInfo {
         name: name.clone(),
         description: format!("RDMA device {called} ({driver}), {choice}"),
@@ -225,7 +234,7 @@ fn find(api: &Api, name: &DeviceName) -> Result<FoundDevice, OpenError> {
         driver: (driver != quirks::UNKNOWN).then(|| driver.clone()),
         numa_node: in_sysfs(called, "numa_node").and_then(|node| node.parse().ok()),
         limits,
-        promises: options.promises(quirks::promises(&driver, device.vendor_id)),
+        promises: options.promises(quirks::promises(&driver, device.vendor_id, ARCH)),
     };
     let port = Port {
         number,
@@ -371,14 +380,17 @@ fn limits_of(device: &abi::DeviceAttr, port: &abi::PortAttr, max_inline: u32) ->
     }
 }
 
-/// The longest inline payload. A device reports it only for a queue pair, so this creates queue pairs.
-fn max_inline(raw: &Arc<Raw>) -> u32 {
-    let Ok(pd) = raw.alloc_pd() else { return 0 };
-    let Ok(cq) = raw.create_cq(headworks_verbs::CqId(0), 4, None, None) else {
-        return 0;
-    };
+/// Returns the longest inline payload. A device reports it only for a queue pair, so this creates queue pairs.
+///
+/// # Errors
+///
+/// The device has no room for one, or the limit of locked memory is too low.
+fn max_inline(raw: &Arc<Raw>) -> io::Result<u32> {
+    let pd = raw.alloc_pd()?;
+    let cq = raw.create_cq(headworks_verbs::CqId(0), 4, None, None)?;
     let longest = |qp_type| {
-        INLINES.iter().find_map(|&asked| {
+        let mut refused = io::Error::from(io::ErrorKind::Other);
+        for asked in INLINES {
             let mut caps = abi::QpCap {
                 max_send_wr: 1,
                 max_recv_wr: 1,
@@ -386,11 +398,13 @@ fn max_inline(raw: &Arc<Raw>) -> u32 {
                 max_recv_sge: 1,
                 max_inline_data: asked,
             };
-            let made = pd.create_qp(qp_type, (&cq, &cq), None, &mut caps, false);
-            made.ok().map(|_| caps.max_inline_data)
-        })
+            match pd.create_qp(qp_type, (&cq, &cq), None, &mut caps, false) {
+                Ok(_) => return Ok(caps.max_inline_data),
+                // Mostly the payload is too long for the device.
+                Err(error) => refused = error,
+            }
+        }
+        Err(refused)
     };
-    longest(abi::QPT_RC)
-        .or_else(|| longest(abi::QPT_UD))
-        .unwrap_or(0)
+    longest(abi::QPT_RC).or_else(|error| longest(abi::QPT_UD).map_err(|_| error))
 }

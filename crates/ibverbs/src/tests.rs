@@ -11,6 +11,7 @@ use crate::IbvProvider;
 
 mod allocations;
 mod infiniband;
+mod inline_limit;
 mod meeting;
 mod objects;
 mod polling;

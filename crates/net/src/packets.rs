@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use headworks_shm::descriptor_passing::{self, ReceivedMessage, peer_credentials};
 use headworks_shm::fork::CloseOnFork;
 use headworks_verbs::Duration;
+
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
@@ -16,6 +17,8 @@ use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect, listen,
     socket_with,
 };
+
+use crate::clock;
 
 /// Longest packet in bytes.
 pub const PACKET_MAX: usize = 4096;
@@ -76,9 +79,18 @@ impl PacketSocket {
         let flags = SocketFlags::CLOEXEC;
         let make = || socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None);
         let socket = CloseOnFork::open(make)?;
-        let patience = std::time::Duration::from_nanos(patience.nanos());
-        set_socket_timeout(&socket, Timeout::Send, Some(patience))?;
-        connect(&socket, &SocketAddrUnix::new(path)?)?;
+        let address = SocketAddrUnix::new(path)?;
+        let until = clock::now() + patience;
+        loop {
+            // A timeout of zero would mean none.
+            let left = until.since(clock::now()).nanos().max(1_000_000);
+            let left = std::time::Duration::from_nanos(left);
+            set_socket_timeout(&socket, Timeout::Send, Some(left))?;
+            match connect(&socket, &address) {
+                Err(Errno::INTR) => {}
+                connected => break connected?,
+            }
+        }
         set_socket_timeout(&socket, Timeout::Send, None)?;
         rustix::io::ioctl_fionbio(&socket, true)?;
         Ok(Self(socket))

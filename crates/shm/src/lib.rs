@@ -13,7 +13,7 @@
 //! - processes: [`liveness`] (identity of a process, and whether it is alive), [`file_lock`] (lock that the
 //!   kernel releases at its holder's death), [`descriptor_passing`] (descriptors over Unix sockets), [`fork`]
 //!   (detects a forked child, and closes there what it must not keep), [`process_limits`] (`ulimit`),
-//!   [`wake_pipe`] (pipe that wakes a sleeping process), [`asymmetric_fence`] (memory barriers whose cost
+//!   [`control_group`] (memory that control groups leave), [`wake_pipe`] (pipe that wakes a sleeping process), [`asymmetric_fence`] (memory barriers whose cost
 //!   is on one side), [`biased_lock`] (biased lock: plain stores for its first owner);
 //! - [`registry`]: directory in which the processes of a user find each other and their common segments;
 //! - [`primitive`]: atomics, fences and cells, real or model-checked. It is the only loom switch.
@@ -29,6 +29,7 @@ compile_error!("headworks-shm needs Linux (memfd, SCM_RIGHTS, file description l
 
 pub mod asymmetric_fence;
 pub mod biased_lock;
+pub mod control_group;
 pub mod cursor;
 pub mod descriptor_passing;
 pub mod dirty_set;
@@ -56,8 +57,8 @@ pub use liveness::{ProcessId, ProcessWatch};
 pub use ordered_copy::copy_in_order;
 pub use registry::{
     CommonSegmentClaim, CommonSegmentRecord, ContextClaim, ContextRecord, DescriptorClient,
-    DescriptorRequest, DescriptorSource, HostKey, Member, NameClaim, ProcessRecord, Registry,
-    RegistryError, fnv1a,
+    DescriptorRequest, DescriptorSource, HostKey, Listing, Member, NameClaim, ProcessRecord,
+    Registry, RegistryError, fnv1a,
 };
 pub use segment::{HugePages, PageKind, SegmentError, SegmentRequest, SharedSegment};
 pub use sender_row::{SenderLife, SenderRow};

@@ -15,6 +15,33 @@ pub fn open_files() -> Option<u64> {
     soft_limit(libc::RLIMIT_NOFILE)
 }
 
+/// Limit on one resource of the calling process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ResourceLimit {
+    /// Limit that the kernel enforces; `None` if there is none.
+    pub soft: Option<u64>,
+    /// Value up to which this process may raise `soft`; `None` if it may remove the limit.
+    pub hard: Option<u64>,
+}
+
+impl ResourceLimit {
+    /// No limit.
+    pub const UNLIMITED: Self = Self {
+        soft: None,
+        hard: None,
+    };
+}
+
+/// Returns the limit on open descriptors; `None` if the kernel does not tell this process.
+pub fn open_files_limit() -> Option<ResourceLimit> {
+    both(libc::RLIMIT_NOFILE)
+}
+
+/// Returns the limit on bytes of locked memory; `None` if the kernel does not tell this process.
+pub fn locked_memory_limit() -> Option<ResourceLimit> {
+    both(libc::RLIMIT_MEMLOCK)
+}
+
 /// Raises the number of descriptors that this process may have open as far as that is allowed. Returns the limit
 /// before and after.
 pub fn raise_open_files() -> Option<(u64, u64)> {
@@ -32,8 +59,16 @@ pub fn raise_open_files() -> Option<(u64, u64)> {
 }
 
 fn soft_limit(resource: libc::__rlimit_resource_t) -> Option<u64> {
-    let limit = limits(resource)?.rlim_cur;
-    (limit != libc::RLIM_INFINITY).then_some(limit)
+    both(resource)?.soft
+}
+
+fn both(resource: libc::__rlimit_resource_t) -> Option<ResourceLimit> {
+    let limit = limits(resource)?;
+    let finite = |limit| (limit != libc::RLIM_INFINITY).then_some(limit);
+    Some(ResourceLimit {
+        soft: finite(limit.rlim_cur),
+        hard: finite(limit.rlim_max),
+    })
 }
 
 fn limits(resource: libc::__rlimit_resource_t) -> Option<libc::rlimit> {
@@ -55,5 +90,7 @@ mod tests {
         assert_eq!(super::raise_open_files(), Some((after, after)));
         let now = super::open_files();
         assert!(now == Some(after) || now.is_none());
+        let limit = super::open_files_limit().expect("allowed here");
+        assert_eq!((limit.soft, limit.hard), (now, now));
     }
 }

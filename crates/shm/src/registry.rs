@@ -59,6 +59,35 @@ pub struct HostKey(
     pub u64,
 );
 
+/// The entries of one kind in a registry. `K` is what an entry's name says.
+#[derive(Debug)]
+pub struct Listing<K, T> {
+    /// The entries of live processes.
+    pub entries: Vec<(K, T)>,
+    /// The entries that cannot be read, and the reasons. Their processes may be alive.
+    pub unreadable: Vec<(K, RegistryError)>,
+}
+
+impl<K, T> Default for Listing<K, T> {
+    fn default() -> Self {
+        Self {
+            entries: Vec::new(),
+            unreadable: Vec::new(),
+        }
+    }
+}
+
+impl<K, T> Listing<K, T> {
+    /// Adds the result of reading an entry; `None` is an entry that is gone.
+    fn add(&mut self, key: K, read: Result<Option<T>, RegistryError>) {
+        match read {
+            Ok(Some(entry)) => self.entries.push((key, entry)),
+            Ok(None) => {}
+            Err(error) => self.unreadable.push((key, error)),
+        }
+    }
+}
+
 /// Name of the environment variable that overrides the registry's path.
 pub const REGISTRY_VARIABLE: &str = "HEADWORKS_FABRIC";
 
@@ -89,7 +118,7 @@ impl Registry {
     /// All callers in a process get the same registry, and so share one membership.
     pub fn open_default() -> Result<Arc<Self>, RegistryError> {
         static OPENED: Mutex<Weak<Registry>> = Mutex::new(Weak::new());
-        let path = default_path(|name| env::var_os(name), getuid().as_raw());
+        let path = Self::user_path();
         // Held by a thread that opens it, or by one that did when this process was forked: then it stays held.
         let Some(mut opened) = try_lock(&OPENED) else {
             return Self::open_at(path);
@@ -105,9 +134,14 @@ impl Registry {
         Ok(registry)
     }
 
+    /// Returns the path of the user's registry, which need not exist: the one that [`Self::open_default`] opens.
+    pub fn user_path() -> PathBuf {
+        default_path(|name| env::var_os(name), getuid().as_raw())
+    }
+
     /// Opens the user's registry if it exists; never makes it.
     pub fn open_existing_default() -> Result<Option<Arc<Self>>, RegistryError> {
-        Self::open_existing_at(default_path(|name| env::var_os(name), getuid().as_raw()))
+        Self::open_existing_at(Self::user_path())
     }
 
     /// Opens the registry at `path` if it exists; never makes it. Refuses one that other users can reach.

@@ -109,6 +109,20 @@ pub(crate) fn probe(pid: u32) -> Result<(), CrossError> {
     }
 }
 
+/// Checks that the kernel copies between the memory of processes for this one, by asking it about this process's
+/// own memory. Another process may still be closed to it.
+///
+/// # Errors
+///
+/// The errors of process_vm_writev(2): a sandbox may forbid it, and a kernel may be without it.
+pub fn check_support() -> std::io::Result<()> {
+    match probe(std::process::id()) {
+        Ok(()) | Err(CrossError::Fault) => Ok(()),
+        Err(CrossError::Gone) => Err(Errno::SRCH.into()),
+        Err(CrossError::Refused(errno)) => Err(errno.into()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -144,6 +158,7 @@ mod tests {
     #[test]
     fn bad_addresses_fault_and_dead_processes_are_gone() {
         assert_eq!(probe(std::process::id()), Ok(()));
+        check_support().expect("as above");
         let mut bytes = vec![0; 8];
         let here = spans(&mut bytes, [4, 4]);
         let there = [RemoteRange { addr: 8, len: 8 }];

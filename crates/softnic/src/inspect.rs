@@ -17,6 +17,7 @@ use headworks_shm::{
 use headworks_verbs::{CqCounters, QpCounters, QpState, QpType};
 
 use crate::descriptors::DescriptorKind;
+use crate::provider::host_key;
 use crate::table::Table;
 
 mod rows;
@@ -29,17 +30,17 @@ const ANSWER_LIMIT: Duration = Duration::from_millis(300);
 pub struct RegistrySnapshot {
     /// The contexts, sorted by host and index.
     pub contexts: Vec<ContextSnapshot>,
-    /// Live contexts whose table could not be read.
+    /// Contexts whose registry entry, process entry or table could not be read.
     pub unreadable: Vec<UnreadableContext>,
 }
 
-/// A live context whose table could not be read.
+/// A context that could not be read. It may be alive.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnreadableContext {
-    /// Name of its soft host.
-    pub host: String,
-    /// Process id of its process, in that process's PID namespace.
-    pub pid: u32,
+    /// Name of its soft host; `None` if the context's registry entry could not be read.
+    pub host: Option<String>,
+    /// Process id of its process, in that process's PID namespace; `None` if it is not known.
+    pub pid: Option<u32>,
     /// The reason, in one line.
     pub why: String,
 }
@@ -152,42 +153,58 @@ pub fn look(
     registry: &Arc<Registry>,
     host: Option<&str>,
 ) -> Result<RegistrySnapshot, RegistryError> {
-    let all = registry.list_contexts()?;
-    let mut processes: HashMap<ProcessId, Option<ProcessRecord>> = HashMap::new();
-    for (_, _, record) in &all {
+    let listing = registry.list_contexts()?;
+    let mut snapshot = RegistrySnapshot::default();
+    for ((key, _), error) in listing.unreadable {
+        if host.is_none_or(|host| host_key(host) == key) {
+            snapshot.unreadable.push(UnreadableContext {
+                host: None,
+                pid: None,
+                why: error.to_string(),
+            });
+        }
+    }
+    let all = listing.entries;
+    let mut processes: HashMap<ProcessId, Result<Option<ProcessRecord>, String>> = HashMap::new();
+    for (_, record) in &all {
         let process = record.process;
+        let read = || registry.process_record(process);
         processes
             .entry(process)
-            .or_insert_with(|| registry.process_record(process).ok().flatten());
+            .or_insert_with(|| read().map_err(|error| error.to_string()));
     }
-    let pid = |process| {
-        let record = processes.get(&process).and_then(Option::as_ref);
-        record.map_or(0, |record| record.pid)
+    let pid = |process| match processes.get(&process) {
+        Some(Ok(Some(record))) => record.pid,
+        _ => 0,
     };
     let names: HostNames = all
         .iter()
-        .map(|(key, index, record)| {
+        .map(|((key, index), record)| {
             let at = (record.host_name.clone(), pid(record.process));
             ((key.0, *index), at)
         })
         .collect();
-    let mut snapshot = RegistrySnapshot::default();
-    for (key, index, record) in &all {
+    for ((key, index), record) in &all {
         if host.is_some_and(|host| host != record.host_name) {
             continue;
         }
-        // A process that is dead by now is left out.
-        let Some(Some(process)) = processes.get(&record.process) else {
-            continue;
+        let (pid, seen) = match processes.get(&record.process) {
+            Some(Ok(Some(process))) => (
+                Some(process.pid),
+                look_at(registry, *index, record, process, &names),
+            ),
+            Some(Err(why)) => (None, Err(why.clone())),
+            // A process that is dead by now is left out.
+            Some(Ok(None)) | None => continue,
         };
-        match look_at(registry, *index, record, process, &names) {
+        match seen {
             Ok(Some(context)) => snapshot.contexts.push(context),
             Ok(None) => {}
             // The context may have been leaving: its process removes the record before it closes anything.
-            Err(_) if !is_still_there(registry, *key, *index, record) => {}
+            Err(_) if is_gone(registry, *key, *index, record) => {}
             Err(why) => snapshot.unreadable.push(UnreadableContext {
-                host: record.host_name.clone(),
-                pid: process.pid,
+                host: Some(record.host_name.clone()),
+                pid,
                 why,
             }),
         }
@@ -197,9 +214,12 @@ pub fn look(
     Ok(snapshot)
 }
 
-fn is_still_there(registry: &Registry, host: HostKey, index: u16, record: &ContextRecord) -> bool {
-    let found = registry.lookup_context(host, index).ok().flatten();
-    found.is_some_and(|found| found.incarnation == record.incarnation)
+/// Returns whether a context is certainly gone. An entry that cannot be read may be there.
+fn is_gone(registry: &Registry, host: HostKey, index: u16, record: &ContextRecord) -> bool {
+    match registry.lookup_context(host, index) {
+        Ok(found) => found.is_none_or(|found| found.incarnation != record.incarnation),
+        Err(_) => false,
+    }
 }
 
 /// The contexts in the registry: host key and index to host name and process id.

@@ -83,5 +83,6 @@ mod table;
 #[cfg(test)]
 mod tests;
 
+pub use cross_process_copy::check_support as check_cross_process_copy;
 pub use provider::SoftProvider;
 pub use qp::{INLINE_MAX, SHARED_BYTES_PER_QP};

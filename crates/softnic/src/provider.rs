@@ -68,7 +68,7 @@ impl SoftProvider {
 }
 
 /// Returns the key of a soft host: the hash of its name.
-fn host_key(name: &str) -> HostKey {
+pub(crate) fn host_key(name: &str) -> HostKey {
     HostKey(fnv1a(name.as_bytes()))
 }
 
@@ -127,7 +127,8 @@ impl Provider for SoftProvider {
         if let Some(registry) = registry
             && let Ok(contexts) = registry.list_contexts()
         {
-            hosts.extend(contexts.into_iter().map(|(_, _, record)| record.host_name));
+            let contexts = contexts.entries.into_iter();
+            hosts.extend(contexts.map(|(_, record)| record.host_name));
         }
         hosts.sort_unstable();
         hosts.dedup();
@@ -148,9 +149,13 @@ impl Provider for SoftProvider {
         let registry = self.registry(name)?;
         let info = info_as(name, &options);
         let context = match options.rules {
-            None => Context::open(registry, info)?,
-            rules => Context::open_as(registry, info, rules)?,
+            None => Context::open(registry.clone(), info),
+            rules => Context::open_as(registry.clone(), info, rules),
         };
+        // The directory may have been made for this device alone.
+        let context = context.inspect_err(|_| {
+            let _ = registry.remove_dead();
+        })?;
         Ok(Arc::new(SoftDevice::over(context)))
     }
 }

@@ -89,7 +89,7 @@ impl Demo {
                 .context("packing the directory")?;
         }
         let ours = format!("{bytes} bytes, CRC-32 {:08x}", source.hash.finalize());
-        let theirs = self.finish(other)?;
+        let theirs = self.finish(other, "the stream")?;
         if ours != theirs.trim_end() {
             return Err(anyhow!("sent {ours}, received {}", theirs.trim_end()));
         }
@@ -113,7 +113,7 @@ impl Demo {
         let mut source = TimeLimited(io::repeat(7).take(BULK), TimeLimit::new());
         let bytes = self.send(&name, &mut source, None)?;
         let took = began.elapsed().as_secs_f64();
-        self.finish(other)?;
+        self.finish(other, "the measured stream")?;
         Ok(BulkResult {
             gigabytes: bytes as f64 / took / 1e9,
             part: bytes as f64 / BULK as f64,

@@ -36,7 +36,7 @@ impl Daemons {
             let socket = socket(directory.path(), host);
             let args = ["daemon", &socket.to_string_lossy(), "--address", &at];
             let mut daemon = demo.spawn_on(&device(demo, host)?, &args)?;
-            let port = demo.read_number(&mut daemon)?;
+            let port = demo.read_number(&mut daemon, "starting a daemon")?;
             anyhow::Ok((daemon, port))
         };
         // The first daemon takes any port that is free at its address. The second needs the same port at its
@@ -55,8 +55,9 @@ impl Daemons {
     }
 
     /// Returns the number of queue pairs of a host, from its daemon's metrics.
-    pub(super) fn queue_pairs(&self, host: usize) -> anyhow::Result<u64> {
-        let said = top::scrape(&MetricsAt::Path(metrics_of(&self.socket(host))))?;
+    pub(super) fn queue_pairs(&self, demo: &Demo, host: usize) -> anyhow::Result<u64> {
+        let at = MetricsAt::Path(metrics_of(&self.socket(host)));
+        let said = top::scrape(&at, &demo.interrupt)?;
         let samples = metrics::parse(&said).context("the daemon's metrics")?;
         let name = format!("{}queue_pairs", metrics::PREFIX);
         let own = samples.iter().filter(|sample| sample.name == name);
@@ -66,7 +67,7 @@ impl Daemons {
     /// Stops both daemons in order.
     pub(super) fn end(self, demo: &Demo) -> anyhow::Result<()> {
         for daemon in self.daemons {
-            demo.finish(daemon)?;
+            demo.finish(daemon, "stopping a daemon")?;
         }
         Ok(())
     }
@@ -131,13 +132,14 @@ pub(super) fn print_number(number: u16) -> anyhow::Result<()> {
 }
 
 impl Demo {
-    /// Waits until another process prints a number on a line of its own, and returns it.
-    pub(super) fn read_number(&self, other: &mut PeerProcess) -> anyhow::Result<u16> {
+    /// Waits until another process prints a number on a line of its own, and returns it. `step` names the wait in the
+    /// error.
+    pub(super) fn read_number(&self, other: &mut PeerProcess, step: &str) -> anyhow::Result<u16> {
         let out = other.0.stdout.as_mut();
         let out = out.ok_or_else(|| anyhow!("the other process has no pipes"))?;
         let mut line = String::new();
         while !line.ends_with('\n') {
-            self.await_readable(out)?;
+            self.await_readable(out, step)?;
             let mut byte = [0];
             if out.read(&mut byte).context("the other process")? == 0 {
                 return Err(anyhow!("the other process ended before it was ready"));

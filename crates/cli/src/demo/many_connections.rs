@@ -115,7 +115,8 @@ impl Demo {
         let socket = hosts.socket(1);
         let many = connections.to_string();
         let mut other = self.spawn(&["echo", &socket.to_string_lossy(), "--pieces", &many])?;
-        let (port, port_tcp) = (self.read_number(&mut other)?, self.read_number(&mut other)?);
+        let mut port = || self.read_number(&mut other, "starting the other application");
+        let (port, port_tcp) = (port()?, port()?);
 
         self.progress(&format!("measuring {connections} connections"));
         let service = Service::attach(&hosts.socket(0), "demo")?;
@@ -124,7 +125,7 @@ impl Demo {
         let streams = streams.collect::<anyhow::Result<Vec<Stream>>>()?;
         let mut load = EchoLoad::new(streams)?;
         let ours = self.measure_many(&mut load, BYTES)?;
-        let queue_pairs = hosts.queue_pairs(0)?;
+        let queue_pairs = hosts.queue_pairs(self, 0)?;
         drop((load, service));
 
         self.progress(&format!("measuring {connections} connections of TCP"));
@@ -134,7 +135,7 @@ impl Demo {
         // TCP carries no more bytes than the service did.
         let theirs = self.measure_many(&mut load, ours.bytes)?;
         drop(load);
-        self.finish(other)?;
+        self.finish(other, "the many connections")?;
         hosts.end(self)?;
 
         print_line(&format!(
@@ -170,7 +171,10 @@ impl Demo {
             let woken = Waiter::default().wait_polling(&mut fds, Some(until), &mut |_| false);
             self.check_interrupt()?;
             if woken.context("waiting for a connection")? == WakeReason::Deadline {
-                return Err(anyhow!("the other host said nothing for {PATIENCE}"));
+                let seconds = PATIENCE.as_secs_f64();
+                return Err(anyhow!(
+                    "connecting through the daemons: the other host did not answer for {seconds} s"
+                ));
             }
         }
     }

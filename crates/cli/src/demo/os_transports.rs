@@ -50,11 +50,11 @@ impl Demo {
                 let listener = TcpListener::bind(("127.0.0.1", 0)).context("TCP")?;
                 let port = listener.local_addr().context("TCP")?.port().to_string();
                 let other = self.spawn(&["tcp", &port, "--pieces", &pieces])?;
-                self.await_readable(&listener)?;
+                self.await_readable(&listener, kind.name())?;
                 let stream = listener.accept().context("TCP")?.0;
                 let measured = self.measure(load, &mut tcp(&stream)?, &mut &stream)?;
                 drop(stream);
-                self.finish(other)?;
+                self.finish(other, kind.name())?;
                 measured
             }
             OsTransport::Unix => {
@@ -62,11 +62,11 @@ impl Demo {
                 let path = dir.path().join("s");
                 let listener = UnixListener::bind(&path).context("Unix socket")?;
                 let other = self.spawn(&["unix", &path.to_string_lossy(), "--pieces", &pieces])?;
-                self.await_readable(&listener)?;
+                self.await_readable(&listener, kind.name())?;
                 let stream = listener.accept().context("Unix socket")?.0;
                 let measured = self.measure(load, &mut &stream, &mut &stream)?;
                 drop(stream);
-                self.finish(other)?;
+                self.finish(other, kind.name())?;
                 measured
             }
             OsTransport::OsPipe => {
@@ -77,7 +77,7 @@ impl Demo {
                 };
                 let measured = self.measure(load, &mut from, &mut to)?;
                 drop((to, from));
-                self.finish(other)?;
+                self.finish(other, kind.name())?;
                 measured
             }
         };

@@ -205,7 +205,7 @@ impl Demo {
         }
         // The other process stays until its last answer was received. Dropping the control stream tells it so.
         drop((out, back, out_line, back_line));
-        self.finish(other)?;
+        self.finish(other, "small messages")?;
         if sent < MANY {
             print_line(&format!(
                 "   As many as passed in {LONGEST_S} s: {sent} messages, and then {trips} there and back."

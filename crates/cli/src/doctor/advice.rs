@@ -1,8 +1,10 @@
 //! Derives the findings from the facts.
 
+mod environment;
 mod rdma_device;
 
 use headworks::devices::{INSTALL_LIBIBVERBS, INSTALL_LIBRDMACM};
+use headworks::environment::ResourceLimit;
 
 use super::system_info::{ManagerFile, SystemInfo};
 
@@ -67,15 +69,17 @@ const IN_CONTAINER: &str = "docker run --device=/dev/infiniband --ulimit memlock
 const MEMLOCK_MIN: u64 = 64 << 20;
 /// Files that a few hundred rings hold open.
 const OPEN_FILES_MIN: u64 = 4096;
-/// Bytes that the registry and the wake-ups of a few thousand processes take.
-const SHM_BYTES_MIN: u64 = 16 << 20;
+/// Limit of open files that is enough for everything.
+const OPEN_FILES_ENOUGH: u64 = 65536;
 
 /// Returns all findings, in the order in which to fix them.
 pub(super) fn advise(facts: &SystemInfo) -> Vec<Finding> {
-    let mut findings = match facts.devices.is_empty() {
-        true => no_device(facts),
-        false => vec![library(facts)],
-    };
+    let mut findings = Vec::new();
+    findings.extend(environment::soft_device(facts));
+    match facts.devices.is_empty() {
+        true => findings.extend(no_device(facts)),
+        false => findings.push(library(facts)),
+    }
     for nic in &facts.devices {
         findings.extend(rdma_device::advise(facts, nic));
     }
@@ -83,14 +87,11 @@ pub(super) fn advise(facts: &SystemInfo) -> Vec<Finding> {
     findings.push(memlock(facts));
     findings.push(open_files(facts));
     if !facts.is_single_device {
-        findings.extend(shm(facts));
+        findings.extend(environment::advise(facts));
     }
     findings.push(huge_pages(facts));
     findings.push(cores(facts));
     findings.extend(governor(facts));
-    if !facts.is_single_device {
-        findings.extend(private_memory(facts));
-    }
     findings
 }
 
@@ -158,14 +159,27 @@ fn manager(facts: &SystemInfo) -> Option<Finding> {
     })
 }
 
+/// Remark about a limit that the kernel does not tell.
+const LIMIT_IS_UNKNOWN: &str =
+    "not known: the kernel does not tell this process its limits (prlimit64)";
+
 fn memlock(facts: &SystemInfo) -> Finding {
-    let Some(bytes) = facts.memlock else {
+    let Some(limit) = facts.memlock else {
+        return Finding::bad(Improvable, "memlock", LIMIT_IS_UNKNOWN)
+            .because("registered memory of RDMA devices counts as locked; that of the software device does not");
+    };
+    let Some(bytes) = limit.soft else {
         return Finding::good("memlock", "unlimited");
     };
     if facts.may_lock_all_memory {
         return Finding::good("memlock", "unlimited for this user");
     }
-    let found = format!("{} KiB may be locked", bytes >> 10);
+    let hard = match limit.hard {
+        Some(hard) if hard == bytes => String::new(),
+        Some(hard) => format!("; hard limit {} KiB", hard >> 10),
+        None => "; hard limit none".to_owned(),
+    };
+    let found = format!("{} KiB may be locked{hard}", bytes >> 10);
     if bytes >= MEMLOCK_MIN || facts.devices.is_empty() {
         return Finding::good("memlock", found);
     }
@@ -179,29 +193,34 @@ fn memlock(facts: &SystemInfo) -> Finding {
 }
 
 fn open_files(facts: &SystemInfo) -> Finding {
-    match facts.open_files {
-        Some(most) if most < OPEN_FILES_MIN => {
-            Finding::bad(Improvable, "open files", format!("{most} at most"))
-                .because("each segment, channel and connection is an open file: hundreds of rings exceed the limit")
-                .mend("ulimit -n 65536")
-        }
-        Some(most) => Finding::good("open files", format!("{most} at most")),
-        None => Finding::good("open files", "unlimited"),
+    let check = "open files";
+    let Some(ResourceLimit { soft, hard }) = facts.open_files else {
+        return Finding::bad(Improvable, check, LIMIT_IS_UNKNOWN)
+            .because("each segment, channel and connection is an open file; the daemon cannot raise the limit here");
+    };
+    let Some(soft) = soft else {
+        return Finding::good(check, "unlimited");
+    };
+    let found = match hard {
+        Some(hard) if hard == soft => format!("{soft} at most"),
+        Some(hard) => format!("{soft} at most; hard limit {hard}"),
+        None => format!("{soft} at most; hard limit none"),
+    };
+    if soft >= OPEN_FILES_MIN {
+        return Finding::good(check, found);
     }
-}
-
-fn shm(facts: &SystemInfo) -> Option<Finding> {
-    let bytes = facts.shm_bytes?;
-    let found = format!("/dev/shm has {} MiB", bytes >> 20);
-    if bytes >= SHM_BYTES_MIN {
-        return Some(Finding::good("shared memory", found));
+    let finding = Finding::bad(Improvable, check, found).because(
+        "each segment, channel and connection is an open file: hundreds of rings exceed the limit; the daemon raises \
+         its own to the hard limit",
+    );
+    let reach = hard.unwrap_or(OPEN_FILES_ENOUGH).min(OPEN_FILES_ENOUGH);
+    match facts.container {
+        _ if reach >= OPEN_FILES_MIN => finding.mend(format!("ulimit -n {reach}")),
+        Some(_) => finding.mend("docker run --ulimit nofile=65536:65536 …"),
+        None => finding.mend(
+            "prlimit --nofile=65536:65536 --pid $$   # as root; for all logins: nofile in /etc/security/limits.conf",
+        ),
     }
-    let finding = Finding::bad(Improvable, "shared memory", found)
-        .because("the registry of the software device is there, unless HEADWORKS_FABRIC names another directory");
-    Some(match facts.container {
-        Some(_) => finding.mend("docker run --shm-size=256m …"),
-        None => finding.mend("mount -o remount,size=256m /dev/shm"),
-    })
 }
 
 fn huge_pages(facts: &SystemInfo) -> Finding {
@@ -250,18 +269,6 @@ fn governor(facts: &SystemInfo) -> Option<Finding> {
             .because(why)
             .mend("cpupower frequency-set -g performance"),
     )
-}
-
-fn private_memory(facts: &SystemInfo) -> Option<Finding> {
-    let scope = facts.ptrace_scope?;
-    if scope == 0 {
-        return Some(Finding::good("private memory", "peers may copy it"));
-    }
-    let found = format!("yama.ptrace_scope is {scope}");
-    let finding = Finding::bad(Improvable, "private memory", found).because(
-        "memory that the software device did not allocate is copied by its owner instead of directly, which is slower",
-    );
-    Some(finding.mend("sysctl kernel.yama.ptrace_scope=0"))
 }
 
 #[cfg(test)]

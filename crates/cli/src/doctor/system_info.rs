@@ -6,8 +6,12 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use headworks::devices::{Choice, Refusal};
+use headworks::environment::{self, ResourceLimit};
 use headworks::verbs::OpenError;
-use rustix::process::{Resource, getrlimit};
+use rustix::thread::CapabilitySet;
+
+use super::environment::Environment;
+use super::soft_device::Unusable;
 
 /// Facts that the findings are derived from.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -21,12 +25,12 @@ pub(super) struct SystemInfo {
     /// Whether the kernel's connection manager can be reached.
     pub(super) manager_file: ManagerFile,
     pub(super) devices: Vec<Nic>,
-    /// Bytes that may be locked in memory; `None` if unlimited.
-    pub(super) memlock: Option<u64>,
+    /// Bytes that may be locked in memory; `None` if the kernel does not say.
+    pub(super) memlock: Option<ResourceLimit>,
     /// Whether this process may exceed `memlock`, as root may.
     pub(super) may_lock_all_memory: bool,
-    /// Files that may be open; `None` if unlimited.
-    pub(super) open_files: Option<u64>,
+    /// Files that may be open; `None` if the kernel does not say.
+    pub(super) open_files: Option<ResourceLimit>,
     /// Cores that this process may run on.
     pub(super) cores: usize,
     /// Frequency governors of the cores, each once.
@@ -35,15 +39,15 @@ pub(super) struct SystemInfo {
     pub(super) nodes: usize,
     /// Whether the kernel moves pages between nodes by itself.
     pub(super) numa_balancing: bool,
-    /// Size of `/dev/shm`, in bytes.
-    pub(super) shm_bytes: Option<u64>,
     /// Container runtime that this process runs under, if any.
     pub(super) container: Option<&'static str>,
     /// Limits of the control groups on RDMA devices: the device, the limits in the kernel's words, and the
     /// file that sets them. Devices without limits are left out.
     pub(super) rdma_limits: Vec<(String, String, PathBuf)>,
-    /// Yama's ptrace scope, which decides which processes may read another's memory.
-    pub(super) ptrace_scope: Option<u8>,
+    /// Environment of the software device.
+    pub(super) environment: Environment,
+    /// Result of using the software device; `None` if it was not tried.
+    pub(super) soft: Option<Result<(), Unusable>>,
 }
 
 /// Directory in which the kernel has an entry for each RDMA device.
@@ -117,6 +121,9 @@ pub(super) struct Nic {
     /// Result of opening the device; `None` if it cannot be tried.
     pub(super) opened: Option<Result<Choice, UnusableDevice>>,
     pub(super) node: Option<u32>,
+    /// Address of the PCI function below it and that function's driver, if both are known: `0000:3b:00.0` and
+    /// `ice`. `None` for a software device.
+    pub(super) pci: Option<(String, String)>,
     pub(super) ports: Vec<Port>,
 }
 
@@ -134,7 +141,7 @@ pub(super) struct Port {
 
 impl SystemInfo {
     /// Reads the facts below `root`, which is `/` except in tests; resource limits are this process's own. If
-    /// `only` is given, reads no other device.
+    /// `only` is given, reads no other device. Does not try the software device.
     pub(super) fn read(root: &Path, libraries: RdmaLibraries<'_>, only: Option<&str>) -> Self {
         let at = |path: &str| root.join(path);
         let devices = list(&at(DEVICES))
@@ -154,8 +161,8 @@ impl SystemInfo {
             },
             devices,
             may_lock_all_memory: may_lock_all_memory(&at("proc/self/status")),
-            memlock: getrlimit(Resource::Memlock).current,
-            open_files: getrlimit(Resource::Nofile).current,
+            memlock: environment::locked_memory_limit(),
+            open_files: environment::open_files_limit(),
             cores: std::thread::available_parallelism().map_or(1, usize::from),
             governors: governors(&at("sys/devices/system/cpu")),
             huge: huge(&at("sys/kernel/mm")),
@@ -164,12 +171,10 @@ impl SystemInfo {
                 .filter(|path| numbered(path, "node"))
                 .count(),
             numa_balancing: number(&at("proc/sys/kernel/numa_balancing")) == Some(1_u8),
-            shm_bytes: rustix::fs::statvfs(at("dev/shm"))
-                .ok()
-                .map(|shm| shm.f_blocks.saturating_mul(shm.f_frsize)),
             container: container(root),
             rdma_limits: rdma_limits(root),
-            ptrace_scope: number(&at("proc/sys/kernel/yama/ptrace_scope")),
+            environment: Environment::read(root, environment::registry_path()),
+            soft: None,
         }
     }
 }
@@ -201,11 +206,23 @@ fn nic(root: &Path, path: &Path, libraries: &RdmaLibraries<'_>) -> Nic {
         may_open,
         opened,
         node: node.and_then(|node| u32::try_from(node).ok()),
+        pci: pci(path),
         ports: list(&path.join("ports"))
             .iter()
             .filter_map(|path| port(root, path))
             .collect(),
     }
+}
+
+/// Reads the address and driver of the PCI function below a device.
+fn pci(device: &Path) -> Option<(String, String)> {
+    // On some kernels, a device of siw shows the function below the network device that it uses.
+    if word(&device.join("node_desc")).as_deref() == Some("Software iWARP stack") {
+        return None;
+    }
+    let function = fs::read_link(device.join("device")).ok()?;
+    let driver = fs::read_link(device.join("device/driver")).ok()?;
+    Some((name_of(&function), name_of(&driver)))
 }
 
 fn port(root: &Path, path: &Path) -> Option<Port> {
@@ -226,7 +243,10 @@ fn port(root: &Path, path: &Path) -> Option<Port> {
 /// Whether the effective capabilities include `CAP_IPC_LOCK`.
 fn may_lock_all_memory(status: &Path) -> bool {
     const IPC_LOCK: u32 = 14;
-    let text = word(status).unwrap_or_default();
+    let Some(text) = word(status) else {
+        let own = rustix::thread::capabilities(None);
+        return own.is_ok_and(|own| own.effective.contains(CapabilitySet::IPC_LOCK));
+    };
     let line = text.lines().find_map(|line| line.strip_prefix("CapEff:"));
     let bits = line.and_then(|bits| u64::from_str_radix(bits.trim(), 16).ok());
     bits.is_some_and(|bits| bits >> IPC_LOCK & 1 == 1)
@@ -413,6 +433,36 @@ mod tests {
     }
 
     #[test]
+    fn the_function_below_a_device_is_read_with_its_driver() {
+        let function = "sys/devices/pci0000:3a/0000:3b:00.0";
+        let root = root(&[
+            (&format!("{function}/infiniband/iwp59s0f0/node_desc"), "\n"),
+            (
+                &format!("{function}/infiniband/siw0/node_desc"),
+                "Software iWARP stack\n",
+            ),
+            ("sys/bus/pci/drivers/ice/module/version", ""),
+            ("sys/class/infiniband/siw1/node_desc", ""),
+        ]);
+        let link = |target: &str, path: String| {
+            std::os::unix::fs::symlink(target, root.path().join(path)).unwrap();
+        };
+        // The links of the kernel are relative, too.
+        link("../../../bus/pci/drivers/ice", format!("{function}/driver"));
+        for name in ["iwp59s0f0", "siw0"] {
+            let device = format!("{function}/infiniband/{name}");
+            link("../../../0000:3b:00.0", format!("{device}/device"));
+            let target = format!("../../../{device}");
+            link(&target, format!("sys/class/infiniband/{name}"));
+        }
+        let facts = SystemInfo::read(root.path(), libraries(&[], &never), None);
+        let read = facts.devices.iter().map(|nic| (&*nic.name, &nic.pci));
+        let function = Some(("0000:3b:00.0".to_owned(), "ice".to_owned()));
+        let expected = [("iwp59s0f0", &function), ("siw0", &None), ("siw1", &None)];
+        assert_eq!(read.collect::<Vec<_>>(), expected);
+    }
+
+    #[test]
     fn missing_or_malformed_system_files_read_as_unknown() {
         let root = root(&[
             ("sys/class/infiniband/x/ports/one/state", "4: ACTIVE"),
@@ -439,10 +489,7 @@ mod tests {
         assert_eq!(facts.devices[0].ports, []);
         assert_eq!((facts.huge.total, &*facts.huge.shmem), (0, "advise"));
         assert_eq!(facts.governors, ["powersave"]);
-        assert_eq!(
-            (facts.container, facts.ptrace_scope),
-            (Some("Podman"), None)
-        );
+        assert_eq!(facts.container, Some("Podman"));
     }
 
     #[test]

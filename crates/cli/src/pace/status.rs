@@ -5,27 +5,34 @@ use std::fmt::Write;
 use headworks::pace::{Observer, observers};
 use serde_json::{Value, json};
 
-use super::{gbps, is_window, micros};
-use crate::exit_status::print;
+use super::{gbps, is_window, micros, unreadable_line};
+use crate::exit_status::{print, write_line};
 
 /// Options of `headworks pace status`.
 #[derive(clap::Args)]
 pub(crate) struct Status {
-    /// Print JSON for programs: an array of the RNICs.
+    /// Print JSON for programs: an array of the RNICs. What cannot be read is a line on standard error.
     #[arg(long)]
     json: bool,
 }
 
 pub(crate) fn run(command: &Status) -> anyhow::Result<()> {
     let all = observers()?;
+    let unreadable = unreadable_line(&all);
     if command.json {
-        let all: Vec<_> = all.iter().map(in_json).collect();
+        if let Some(line) = unreadable {
+            write_line(line);
+        }
+        let all: Vec<_> = all.rnics.iter().map(in_json).collect();
         return print(&format!("{:#}\n", Value::Array(all)));
     }
-    if all.is_empty() {
-        return print("no process of this user paces an RNIC now\n");
+    let mut text: String = all.rnics.iter().map(in_text).collect();
+    if let Some(line) = unreadable {
+        text += &format!("{line}\n");
+    } else if all.rnics.is_empty() {
+        text += "no process of this user paces an RNIC now\n";
     }
-    print(&all.iter().map(in_text).collect::<String>())
+    print(&text)
 }
 
 fn in_text(observer: &Observer) -> String {

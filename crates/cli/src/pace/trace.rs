@@ -16,7 +16,7 @@ use headworks_experiments::format::grid::{Cell, Grid};
 use headworks_experiments::format::svg::{Axis, Figure, Series};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-use super::{gbps, micros};
+use super::{gbps, micros, unreadable_line};
 use crate::args::device;
 use crate::exit_status::{bad_input, write_line};
 use crate::interruptible_sleep::sleep_unless_interrupted;
@@ -124,8 +124,12 @@ pub(crate) fn run(command: &Trace) -> anyhow::Result<()> {
         began: Instant::now(),
         rnics: BTreeMap::new(),
         samples: Vec::new(),
+        unreadable: None,
     };
     let ended = watch.record(command, &interrupt);
+    if let Some(line) = &watch.unreadable {
+        write_line(line);
+    }
     if watch.samples.is_empty() {
         write_line("nothing was paced meanwhile: the table is empty");
     }
@@ -154,6 +158,8 @@ struct TraceRecorder {
     /// Number of each RNIC by its name, in the order in which they were first seen.
     rnics: BTreeMap<String, usize>,
     samples: Vec<Sample>,
+    /// The line about processes whose pacing could not be read at the last sample.
+    unreadable: Option<String>,
 }
 
 impl TraceRecorder {
@@ -194,7 +200,9 @@ impl TraceRecorder {
 
     fn take_samples(&mut self, bar: &ProgressBar) -> anyhow::Result<()> {
         let is_new = self.samples.is_empty();
-        for observer in observers()? {
+        let all = observers()?;
+        self.unreadable = unreadable_line(&all);
+        for observer in &all.rnics {
             let rnic = observer.rnic();
             if self.only.as_ref().is_some_and(|only| *only != rnic) {
                 continue;
@@ -213,6 +221,11 @@ impl TraceRecorder {
             (_, Some(rnic)) => format!("{rnic} is paced: watching"),
         };
         if (is_new && !self.samples.is_empty()) || bar.position() == 0 {
+            bar.suspend(|| write_line(line));
+        }
+        if bar.position() == 0
+            && let Some(line) = &self.unreadable
+        {
             bar.suspend(|| write_line(line));
         }
         bar.inc(1);

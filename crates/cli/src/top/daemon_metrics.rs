@@ -2,26 +2,20 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
-use std::io::{Read, Write};
-use std::net::{IpAddr, TcpStream};
-use std::os::unix::net::UnixStream;
+use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, bail};
+use anyhow::Context;
 use headworks::daemon::config::Metrics;
 use headworks::daemon::metrics::{self, Sample};
 use headworks::daemon::server::MetricsAt;
 use headworks::service::{metrics_of, socket_of};
 use serde_json::{Map, Value, json};
 
-use super::text::{bytes, cut, plain, uptime};
+use super::scrape::scrape;
+use super::text::{bytes, cut, plain, uptime, without_controls};
 use crate::args::Top;
 use crate::exit_status::bad_input;
-
-/// Longest time that a daemon may take to answer.
-const PATIENCE: Duration = Duration::from_secs(5);
-/// Longest answer that is read, in bytes. No sane number of applications needs more.
-const ANSWER_MAX: u64 = 64 << 20;
 
 pub(super) fn run(which: &str, args: &Top) -> anyhow::Result<()> {
     let bare = which
@@ -39,9 +33,9 @@ pub(super) fn run(which: &str, args: &Top) -> anyhow::Result<()> {
         }
     };
     let mut before: Option<(Instant, MetricsSnapshot)> = None;
-    super::watch(args, |width| {
+    super::watch(args, |width, interrupt| {
         let now = Instant::now();
-        let look = MetricsSnapshot::of(scrape(&at)?)?;
+        let look = MetricsSnapshot::of(scrape(&at, interrupt)?)?;
         let earlier = before.as_ref().map(|(then, look)| PreviousMetrics {
             look,
             seconds: (now - *then).as_secs_f64().max(1e-9),
@@ -55,36 +49,12 @@ pub(super) fn run(which: &str, args: &Top) -> anyhow::Result<()> {
     })
 }
 
-/// Requests a daemon's metrics.
-pub(crate) fn scrape(at: &MetricsAt) -> anyhow::Result<String> {
-    let nobody = || format!("no daemon serves metrics at {at}");
-    match at {
-        MetricsAt::Path(path) => {
-            let stream = UnixStream::connect(path).with_context(nobody)?;
-            stream.set_read_timeout(Some(PATIENCE))?;
-            ask(stream)
-        }
-        MetricsAt::Address(address) => {
-            let stream = TcpStream::connect_timeout(address, PATIENCE).with_context(nobody)?;
-            stream.set_read_timeout(Some(PATIENCE))?;
-            ask(stream)
-        }
-    }
-    .with_context(|| format!("{at} does not answer like a daemon"))
-}
+/// Shown for a metric or a label that the daemon does not have: it may be of another version.
+const ABSENT: &str = "-";
 
-fn ask(mut stream: impl Read + Write) -> anyhow::Result<String> {
-    stream.write_all(b"GET /metrics HTTP/1.0\r\n\r\n")?;
-    let mut answer = String::new();
-    stream.take(ANSWER_MAX).read_to_string(&mut answer)?;
-    let Some((head, body)) = answer.split_once("\r\n\r\n") else {
-        bail!("no HTTP answer");
-    };
-    let status = head.lines().next().unwrap_or_default();
-    if status.split(' ').nth(1) != Some("200") {
-        bail!("{status:?}");
-    }
-    Ok(body.to_owned())
+/// Returns a value to show; [`ABSENT`] if it is missing.
+fn shown(value: Option<f64>, how: impl FnOnce(f64) -> String) -> String {
+    value.map_or_else(|| ABSENT.to_owned(), how)
 }
 
 /// Labels of one subject, and its metrics by name.
@@ -95,13 +65,37 @@ struct MetricsRow {
 }
 
 impl MetricsRow {
-    fn label(&self, name: &str) -> String {
+    /// Returns a label as the daemon wrote it; empty if it is missing.
+    fn raw_label(&self, name: &str) -> &str {
         let found = self.labels.iter().find(|(label, _)| label == name);
-        plain(found.map_or("", |(_, is)| is))
+        found.map_or("", |(_, is)| is)
     }
 
-    fn value(&self, name: &str) -> f64 {
-        self.values.get(name).copied().unwrap_or(0.0)
+    fn label(&self, name: &str) -> String {
+        match self.raw_label(name) {
+            "" => ABSENT.to_owned(),
+            label => plain(label),
+        }
+    }
+
+    fn value(&self, name: &str) -> Option<f64> {
+        self.values.get(name).copied()
+    }
+
+    /// Returns a number to show.
+    fn number(&self, name: &str) -> String {
+        shown(self.value(name), |value| value.to_string())
+    }
+
+    /// Returns a number of bytes to show.
+    fn size(&self, name: &str) -> String {
+        shown(self.value(name), bytes)
+    }
+
+    /// Whether this row is of the same tenant of the daemon as `other`: one user at one socket.
+    fn is_of_tenant(&self, other: &Self) -> bool {
+        let same = |label| self.raw_label(label) == other.raw_label(label);
+        same("user") && same("socket")
     }
 
     fn json(&self) -> Value {
@@ -178,32 +172,39 @@ impl MetricsSnapshot {
     fn drawn(&self, earlier: Option<&PreviousMetrics<'_>>) -> String {
         let mut text = String::new();
         let daemon = &self.daemon;
-        let up = Duration::try_from_secs_f64(daemon.value("uptime_seconds")).unwrap_or_default();
+        let up = shown(daemon.value("uptime_seconds"), |seconds| {
+            uptime(Duration::try_from_secs_f64(seconds).unwrap_or_default())
+        });
+        // Without rows the sum is 0; it is missing if it is missing in one of them.
         let sum = |rows: &Rows, name: &str| {
-            let values = rows.values().map(|row| row.value(name));
-            // The sum of no values would be -0.
-            values.fold(0.0, |sum, value| sum + value)
+            let mut values = rows.values().map(|row| row.value(name));
+            let sum = values.try_fold(0.0, |sum, value| Some(sum + value?));
+            shown(sum, |sum| sum.to_string())
         };
         // Writing to a string does not fail.
         let _ = write!(
             text,
-            "{} on {}, up {}",
+            "{} on {}, up {up}",
             daemon.label("address"),
             daemon.label("device"),
-            uptime(up)
         );
         if let Some(PreviousMetrics { look, seconds }) = earlier {
-            let passed = |name| (daemon.value(name) - look.daemon.value(name)).max(0.0) / seconds;
+            let passed = |name| {
+                let (now, then) = (daemon.value(name)?, look.daemon.value(name)?);
+                Some((now - then).max(0.0) / seconds)
+            };
+            let whole = |value: f64| format!("{value:.0}");
             let _ = write!(
                 text,
-                ", {:.0} % of a core, {:.0} sleeps/s",
-                passed("cpu_seconds_total") * 100.0,
-                passed("sleeps_total")
+                ", {} % of a core, {} sleeps/s",
+                shown(passed("cpu_seconds_total"), |cores| whole(cores * 100.0)),
+                shown(passed("sleeps_total"), whole),
             );
         }
         let state = match daemon.value("draining") {
-            0.0 => "",
-            _ => "; DRAINING",
+            Some(0.0) => "",
+            Some(_) => "; DRAINING",
+            None => "; draining -",
         };
         let _ = writeln!(
             text,
@@ -214,26 +215,35 @@ impl MetricsSnapshot {
             sum(&self.domains, "queue_pairs"),
         );
         for domain in self.domains.values() {
+            // The path is shown whole: those of two sockets may begin alike.
+            let socket = match domain.raw_label("socket") {
+                "" => String::new(),
+                path => format!(" at {}", without_controls(path)),
+            };
             let _ = writeln!(
                 text,
-                "\nuser {}: {} connections, {} queue pairs, {} of {} receives promised, {} of {} used",
+                "\nuser {}{socket}: {} connections, {} queue pairs, {} of {} receives promised, {} of {} used",
                 domain.label("user"),
-                domain.value("connections"),
-                domain.value("queue_pairs"),
-                domain.value("receives_promised"),
-                domain.value("receives_posted"),
-                bytes(domain.value("memory_used_bytes")),
-                bytes(domain.value("memory_allocated_bytes")),
+                domain.number("connections"),
+                domain.number("queue_pairs"),
+                domain.number("receives_promised"),
+                domain.number("receives_posted"),
+                domain.size("memory_used_bytes"),
+                domain.size("memory_allocated_bytes"),
             );
-            let user = domain.label("user");
-            self.qp_groups_of(&mut text, &user, earlier);
-            self.applications_of(&mut text, &user, earlier);
+            self.qp_groups_of(&mut text, domain, earlier);
+            self.applications_of(&mut text, domain, earlier);
         }
         text
     }
 
-    fn qp_groups_of(&self, text: &mut String, user: &str, earlier: Option<&PreviousMetrics<'_>>) {
-        let own: Vec<_> = of_user(&self.qp_groups, user).collect();
+    fn qp_groups_of(
+        &self,
+        text: &mut String,
+        domain: &MetricsRow,
+        earlier: Option<&PreviousMetrics<'_>>,
+    ) {
+        let own: Vec<_> = of_tenant(&self.qp_groups, domain).collect();
         if own.is_empty() {
             return;
         }
@@ -241,7 +251,7 @@ impl MetricsSnapshot {
             text,
             "  {:24} {:>8} {:5} {:>11} {:>7} {:>8} {:>14} {:>14}",
             "PEER HOST",
-            "USER",
+            "DOMAIN",
             "STATE",
             "CONNECTIONS",
             "CREDIT",
@@ -251,15 +261,19 @@ impl MetricsSnapshot {
         );
         for (labels, row) in own {
             let rate = |name| rate(row, labels, name, earlier, |look| &look.qp_groups);
+            let state = match row.value("up") {
+                Some(1.0) => "up",
+                Some(_) => "down",
+                None => ABSENT,
+            };
             let _ = writeln!(
                 text,
-                "  {:24} {:>8} {:5} {:>11} {:>7} {:>8} {:>14} {:>14}",
+                "  {:24} {:>8} {state:5} {:>11} {:>7} {:>8} {:>14} {:>14}",
                 row.label("host"),
-                row.label("peer_user"),
-                if row.value("up") == 1.0 { "up" } else { "down" },
-                row.value("connections"),
-                row.value("credit"),
-                row.value("promised"),
+                row.label("peer_domain"),
+                row.number("connections"),
+                row.number("credit"),
+                row.number("promised"),
                 rate("sent_frames_total").shown(|count| format!("{count:.0}")),
                 rate("received_frames_total").shown(|count| format!("{count:.0}")),
             );
@@ -269,15 +283,18 @@ impl MetricsSnapshot {
     fn applications_of(
         &self,
         text: &mut String,
-        user: &str,
+        domain: &MetricsRow,
         earlier: Option<&PreviousMetrics<'_>>,
     ) {
-        let mut own: Vec<_> = of_user(&self.applications, user).collect();
+        let mut own: Vec<_> = of_tenant(&self.applications, domain).collect();
         if own.is_empty() {
             return;
         }
-        let traffic_of =
-            |row: &MetricsRow| row.value("sent_bytes_total") + row.value("received_bytes_total");
+        let traffic_of = |row: &MetricsRow| {
+            let both = ["sent_bytes_total", "received_bytes_total"];
+            let sum = both.map(|name| row.value(name).unwrap_or_default());
+            sum[0] + sum[1]
+        };
         own.sort_by(|(_, one), (_, other)| traffic_of(other).total_cmp(&traffic_of(one)));
         let _ = writeln!(
             text,
@@ -291,13 +308,13 @@ impl MetricsSnapshot {
                 "  {:>8} {:24} {:>11} {:>6} {:>9} {:>6} {:>14} {:>14} {:>10}",
                 row.label("pid"),
                 row.label("name"),
-                row.value("connections"),
-                row.value("listeners"),
-                row.value("opened_connections_total"),
-                row.value("reset_connections_total"),
+                row.number("connections"),
+                row.number("listeners"),
+                row.number("opened_connections_total"),
+                row.number("reset_connections_total"),
                 rate("sent_bytes_total").shown(bytes),
                 rate("received_bytes_total").shown(bytes),
-                bytes(row.value("memory_bytes")),
+                row.size("memory_bytes"),
             );
         }
     }
@@ -305,13 +322,17 @@ impl MetricsSnapshot {
 
 type Labels = Vec<(String, String)>;
 
-fn of_user<'a>(rows: &'a Rows, user: &str) -> impl Iterator<Item = (&'a Labels, &'a MetricsRow)> {
-    rows.iter()
-        .filter(move |(_, row)| row.label("user") == user)
+/// Returns the rows of the tenant that a domain belongs to.
+fn of_tenant<'a>(
+    rows: &'a Rows,
+    domain: &'a MetricsRow,
+) -> impl Iterator<Item = (&'a Labels, &'a MetricsRow)> {
+    rows.iter().filter(|(_, row)| row.is_of_tenant(domain))
 }
 
 /// A counter: the total, or, if there is an earlier sample, the rate since then.
 enum CounterKind {
+    Absent,
     InAll(f64),
     PerSecond(f64),
 }
@@ -319,6 +340,7 @@ enum CounterKind {
 impl CounterKind {
     fn shown(&self, how: impl Fn(f64) -> String) -> String {
         match self {
+            Self::Absent => ABSENT.to_owned(),
             Self::InAll(count) => how(*count),
             Self::PerSecond(count) => format!("{}/s", how(*count)),
         }
@@ -332,12 +354,16 @@ fn rate(
     earlier: Option<&PreviousMetrics<'_>>,
     of: impl Fn(&MetricsSnapshot) -> &Rows,
 ) -> CounterKind {
-    let now = row.value(name);
+    let Some(now) = row.value(name) else {
+        return CounterKind::Absent;
+    };
     match earlier {
         None => CounterKind::InAll(now),
         Some(PreviousMetrics { look, seconds }) => {
-            let then = of(look).get(labels).map_or(0.0, |row| row.value(name));
-            CounterKind::PerSecond((now - then).max(0.0) / seconds)
+            // A subject that the earlier sample did not have began at zero.
+            let then = of(look).get(labels).and_then(|row| row.value(name));
+            let passed = now - then.unwrap_or_default();
+            CounterKind::PerSecond(passed.max(0.0) / seconds)
         }
     }
 }
@@ -348,10 +374,17 @@ mod tests {
 
     const SAID: &str = "headworks_info{address=\"127.0.0.1\",device=\"soft\"} 1\n\
         headworks_uptime_seconds 61\n\
-        headworks_queue_pairs{user=\"7\"} 2\n\
-        headworks_connections{user=\"7\"} 3\n\
-        headworks_qp_group_up{user=\"7\",host=\"127.0.0.2\",peer_user=\"8\"} 1\n\
-        headworks_application_sent_bytes_total{user=\"7\",pid=\"9\",session=\"1\",name=\"kv\"} 2048\n";
+        headworks_cpu_seconds_total 2\n\
+        headworks_sleeps_total 7\n\
+        headworks_draining 0\n\
+        headworks_queue_pairs{user=\"7\",socket=\"/a\"} 2\n\
+        headworks_connections{user=\"7\",socket=\"/a\"} 3\n\
+        headworks_qp_group_up{user=\"7\",socket=\"/a\",host=\"127.0.0.2\",peer_domain=\"8\"} 1\n\
+        headworks_application_sent_bytes_total{user=\"7\",socket=\"/a\",pid=\"9\",session=\"1\",name=\"kv\"} 2048\n";
+
+    fn drawn(text: &str) -> String {
+        MetricsSnapshot::of(text.to_owned()).unwrap().drawn(None)
+    }
 
     #[test]
     fn daemon_metrics_are_shown_by_application_and_queue_pair_group() {
@@ -374,5 +407,48 @@ mod tests {
         assert!(drawn.contains("4.0 KiB/s"), "{drawn}");
         assert!(drawn.contains("0 sleeps/s"), "{drawn}");
         assert_eq!(later.json()["qp_groups"][0]["host"], "127.0.0.2");
+    }
+
+    #[test]
+    fn metrics_that_a_daemon_does_not_have_are_shown_as_absent() {
+        let words = |text: &str, begin: &str| -> Vec<String> {
+            let drawn = drawn(text);
+            let line = drawn.lines().find(|line| line.trim().starts_with(begin));
+            let words = line.expect("a line").split_whitespace();
+            words.map(str::to_owned).collect()
+        };
+        assert_eq!(
+            words(SAID, "127.0.0.2"),
+            ["127.0.0.2", "8", "up", "-", "-", "-", "-", "-"]
+        );
+        let down = SAID.replace("peer_domain=\"8\"} 1", "peer_domain=\"8\"} 0");
+        assert_eq!(words(&down, "127.0.0.2")[2], "down");
+        let other = SAID.replace("qp_group_up", "qp_group_credit");
+        assert_eq!(words(&other, "127.0.0.2")[2], "-");
+        assert_eq!(
+            words(SAID, "9 kv"),
+            ["9", "kv", "-", "-", "-", "-", "2.0", "KiB", "-", "-"]
+        );
+        let text =
+            drawn("headworks_info{address=\"127.0.0.1\"} 1\nheadworks_peers{user=\"7\"} 1\n");
+        assert_eq!(
+            text,
+            "127.0.0.1 on -, up -: 0 applications, - connections, 0 queue-pair groups, - queue pairs; draining -\n\n\
+             user 7: - connections, - queue pairs, - of - receives promised, - of - used\n"
+        );
+    }
+
+    #[test]
+    fn tenants_of_one_user_at_two_sockets_are_shown_apart() {
+        let at_b = SAID.lines().filter(|line| line.contains("user=\"7\""));
+        let at_b = at_b.map(|line| line.replace("/a", "/b").replace("\"kv\"", "\"db\"") + "\n");
+        let text = drawn(&(SAID.to_owned() + &at_b.collect::<String>()));
+        let (a, b) = text.split_once("user 7 at /b: ").expect("a tenant");
+        assert!(a.contains("user 7 at /a: "), "{text}");
+        assert!(a.contains(" kv ") && !a.contains(" db "), "{text}");
+        assert!(b.contains(" db ") && !b.contains(" kv "), "{text}");
+        for of in [a, b] {
+            assert_eq!(of.matches("127.0.0.2").count(), 1, "{text}");
+        }
     }
 }

@@ -38,9 +38,21 @@ impl FabricView<'_> {
         for context in contexts {
             self.context(&mut text, context);
         }
+        let mut unnamed = Vec::new();
         for one in &self.snapshot.unreadable {
-            let (host, why) = (plain(&one.host), plain(&one.why));
-            let _ = writeln!(text, "\n{host} pid {}: cannot be inspected: {why}", one.pid);
+            let why = without_controls(&one.why);
+            let Some(host) = &one.host else {
+                unnamed.push(why);
+                continue;
+            };
+            let pid = one
+                .pid
+                .map_or_else(|| "-".to_owned(), |pid| pid.to_string());
+            let host = plain(host);
+            let _ = writeln!(text, "\n{host} pid {pid}: cannot be inspected: {why}");
+        }
+        if let Some(why) = unnamed.first() {
+            let _ = writeln!(text, "\n{} more cannot be read: {why}", unnamed.len());
         }
         cut(&text, self.width)
     }
@@ -180,11 +192,14 @@ pub(super) fn cut(text: &str, width: usize) -> String {
 }
 
 /// Returns text that another process wrote, without control characters, which a terminal would obey.
+pub(super) fn without_controls(text: &str) -> String {
+    let shown = |c: char| if c.is_control() { '\u{fffd}' } else { c };
+    text.chars().map(shown).collect()
+}
+
+/// Returns the beginning of a name that another process wrote, without control characters.
 pub(super) fn plain(text: &str) -> String {
-    text.chars()
-        .map(|c| if c.is_control() { '\u{fffd}' } else { c })
-        .take(64)
-        .collect()
+    without_controls(text).chars().take(64).collect()
 }
 
 fn per_second(rate: Option<Rate>) -> String {
@@ -218,6 +233,8 @@ pub(super) fn bytes(count: f64) -> String {
 
 #[cfg(test)]
 mod tests {
+    use headworks::inspect::UnreadableContext;
+
     use super::*;
 
     #[test]
@@ -234,5 +251,42 @@ mod tests {
     fn control_characters_are_replaced_and_long_text_cut() {
         assert_eq!(plain("a\x1b[2J\nb"), "a\u{fffd}[2J\u{fffd}b");
         assert_eq!(plain(&"x".repeat(1000)).len(), 64);
+    }
+
+    #[test]
+    fn contexts_that_cannot_be_read_are_named_or_counted() {
+        let drawn = |unreadable: &[UnreadableContext]| {
+            let snapshot = RegistrySnapshot {
+                unreadable: unreadable.to_vec(),
+                ..RegistrySnapshot::default()
+            };
+            let view = FabricView {
+                snapshot: &snapshot,
+                rates: None,
+                device: &"soft".parse().unwrap(),
+                width: 200,
+                queue_pairs: None,
+            };
+            view.drawn()
+        };
+        let context = |host: Option<&str>, pid, why: &str| UnreadableContext {
+            host: host.map(str::to_owned),
+            pid,
+            why: why.to_owned(),
+        };
+        assert_eq!(drawn(&[]), "no process has soft open\n");
+        let long = "a reason ".repeat(10);
+        assert_eq!(
+            drawn(&[
+                context(None, None, &long),
+                context(Some("h1"), Some(7), "it is stopped"),
+                context(Some("h2"), None, "no descriptors"),
+                context(None, None, "another"),
+            ]),
+            format!(
+                "soft: 0 contexts, 0 queue pairs\n\nh1 pid 7: cannot be inspected: it is stopped\n\n\
+                 h2 pid -: cannot be inspected: no descriptors\n\n2 more cannot be read: {long}\n"
+            )
+        );
     }
 }

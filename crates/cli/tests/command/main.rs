@@ -10,6 +10,7 @@ mod daemon_polling;
 mod daemon_remote_memory;
 mod daemon_tenants;
 mod demo;
+mod doctor;
 mod environment;
 mod experiment;
 mod experiment_reproducibility;

@@ -106,6 +106,26 @@ fn processes_that_pace_one_rnic_are_seen_together() {
     );
 }
 
+#[test]
+fn a_stopped_pacing_process_is_counted_with_the_reason() {
+    let fabric = TestEnv::new();
+    let busy = StreamingPipe::on(&fabric, "soft:h2", "soft:h1,pace");
+    until("the RNIC", || {
+        stdout_of(&fabric, &["status"]).starts_with("soft:h1\n")
+    });
+    busy.connector.signal(Signal::STOP);
+    let line = format!(
+        "1 cannot be read: process {} (headworks) did not answer within 2000 ms: is it stopped?\n",
+        busy.connector.0.id()
+    );
+    // The signal may arrive a little later.
+    until("the line", || stdout_of(&fabric, &["status"]) == line);
+    busy.connector.signal(Signal::CONT);
+    until("the RNIC again", || {
+        stdout_of(&fabric, &["status"]).starts_with("soft:h1\n")
+    });
+}
+
 /// Checks the header of a table, and returns its other rows.
 fn rows(fabric: &TestEnv, dir: &str) -> Vec<Vec<String>> {
     let path = fabric.file(dir).join("pace.csv");

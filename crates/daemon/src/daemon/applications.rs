@@ -13,6 +13,9 @@ use headworks_verbs::Buffer;
 use super::{Client, Daemon, EPHEMERAL, Listener, Output, PeerId, SessionId, Signal, WatchId};
 use crate::control::EXPORTS_SINCE;
 
+/// Number of ports that the applications of a tenant may listen at together.
+const PORTS_EACH: usize = 8192;
+
 impl Daemon {
     /// Handles a packet of an application, with the descriptor that came with it.
     pub fn session_packet(
@@ -185,7 +188,7 @@ impl Daemon {
                 let port = port.ok_or(Refusal::Misuse)?;
                 if let Some(gone) = self.ports.remove(&port) {
                     self.hang_up(gone.watch);
-                    self.refuse_callers(gone.callers, Refusal::Refused);
+                    self.refuse_incoming(gone.requests, Refusal::Refused);
                 }
             }
             Request::Took { listener } => {
@@ -195,7 +198,7 @@ impl Daemon {
                     listener.waiting = listener.waiting.saturating_sub(1);
                     listener.untaken = listener.untaken.saturating_sub(1);
                 }
-                port.into_iter().for_each(|port| self.serve_callers(port));
+                port.into_iter().for_each(|port| self.answer_waiting(port));
             }
             Request::Close { handle } | Request::Abort { handle } => {
                 let gives_up = matches!(request, Request::Abort { .. });
@@ -287,6 +290,14 @@ impl Daemon {
             );
             return Err(Refusal::Limit);
         }
+        let domain = of.domain;
+        let of_tenant = self.clients.values().filter(|one| one.domain == domain);
+        let ports: usize = of_tenant.map(|one| one.listeners.len()).sum();
+        if ports >= PORTS_EACH {
+            let tenant = self.tenant_of(domain);
+            tracing::warn!("{tenant} listens at {ports} ports, which is the limit");
+            return Err(Refusal::Limit);
+        }
         let client = self.clients.get_mut(&session).ok_or(Refusal::Misuse)?;
         let listeners = &mut client.listeners;
         client.last_listener = client.last_listener.wrapping_add(1);
@@ -298,7 +309,7 @@ impl Daemon {
             backlog: backlog.max(1),
             waiting: 0,
             untaken: 0,
-            callers: VecDeque::new(),
+            requests: VecDeque::new(),
             watch: None,
             is_readable: false,
         };
@@ -306,15 +317,22 @@ impl Daemon {
         Ok((number, port))
     }
 
-    pub(super) fn free_port(&mut self) -> Result<u16, Refusal> {
-        for _ in EPHEMERAL..=u16::MAX {
-            let port = self.next_port;
-            self.next_port = port.checked_add(1).unwrap_or(EPHEMERAL);
-            if !self.ports.contains_key(&port) {
-                return Ok(port);
-            }
-        }
-        Err(Refusal::Limit)
+    /// Returns an ephemeral port that nobody listens at.
+    fn free_port(&mut self) -> Result<u16, Refusal> {
+        let mut ports = EPHEMERAL..=u16::MAX;
+        let free = ports.find_map(|_| {
+            let port = self.port_of_connection();
+            (!self.ports.contains_key(&port)).then_some(port)
+        });
+        free.ok_or(Refusal::Limit)
+    }
+
+    /// Returns an ephemeral port for the connecting end of a connection. Connections do not take ports from listeners:
+    /// no end is found by this port.
+    pub(super) fn port_of_connection(&mut self) -> u16 {
+        let port = self.next_port;
+        self.next_port = port.checked_add(1).unwrap_or(EPHEMERAL);
+        port
     }
 
     /// Queues a reply for an application after its earlier replies, and sends all of them.

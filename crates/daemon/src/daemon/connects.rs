@@ -6,8 +6,9 @@
 //! over a link that cannot come up is refused, not returned.
 //!
 //! A request to a listener whose backlog is full waits at the listener, as with TCP, until the application takes a
-//! connection or the connecting daemon gives the request up.
+//! connection or the [time limit](super::connect_timeout) of waiting requests is over.
 
+use std::collections::VecDeque;
 use std::net::SocketAddr;
 
 use headworks_client::Vqpn;
@@ -15,21 +16,27 @@ use headworks_client::socket_message::{End, Refusal, Reply};
 
 use super::applications::show;
 use super::{
-    Caller, Daemon, Listener, Output, PeerId, PeerRoute, PendingAccept, PendingConnect, SessionId,
-    WatchId,
+    Daemon, IncomingRequest, Listener, Output, PeerId, PeerRoute, PendingAccept, PendingConnect,
+    SessionId, WatchId,
 };
 use crate::control::Message;
 use crate::domain::{DomainId, Offer, QpGroupKey};
 
-/// Number of requests that may wait at one listener beyond its backlog. More are refused.
-const CALLERS_MAX: usize = 4096;
+/// Number of requests that may wait at one listener beyond its backlog, and how many of them may be of one domain of
+/// another host. More are refused.
+const WAITING_MAX: usize = 4096;
+const WAITING_EACH: usize = 1024;
 
 /// A connection whose ends exist, and whose queue-pair group has not carried a frame yet.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct UnprovenConnection {
+    /// Request that the connection answers.
     pub(super) request: PendingConnect,
+    /// Group that carries the connection.
     group: QpGroupKey,
+    /// Session of the application in the domain.
     session: usize,
+    /// Description of this end for the application.
     end: End,
 }
 
@@ -66,19 +73,16 @@ impl Daemon {
             return self.tell(client, Reply::Refused { request, why });
         }
         own.wishes += 1;
-        let port = self.free_port();
+        let port = self.port_of_connection();
         let request_connection = PendingConnect {
             client,
             request,
-            local: SocketAddr::new(self.identity.address, *port.as_ref().unwrap_or(&0)),
+            local: SocketAddr::new(self.identity.address, port),
             to,
             watch,
             until: None,
         };
         self.has_new_requests = true;
-        if let Err(why) = port {
-            return self.refuse(&request_connection, why);
-        }
         match self.routes.get_mut(&to.ip()) {
             Some(PeerRoute::Up(peer)) => {
                 let peer = *peer;
@@ -126,13 +130,16 @@ impl Daemon {
         self.say(peer, &connect);
     }
 
-    /// Drops an end that was never confirmed. Its application has not been told of it.
+    /// Drops an end that was never confirmed, unless that is done. Its application has not been told of it.
     pub(super) fn drop_accepted(
         &mut self,
         domain: DomainId,
         number: Vqpn,
         accepted: PendingAccept,
     ) {
+        if accepted.is_dropped {
+            return;
+        }
         let listener = self.ports.get_mut(&accepted.port);
         let of =
             |one: &&mut Listener| (one.client, one.number) == (accepted.client, accepted.number);
@@ -143,52 +150,57 @@ impl Daemon {
             of.refuse(number);
         }
         self.pass_on(domain);
-        self.serve_callers(accepted.port);
+        self.answer_waiting(accepted.port);
     }
 
     /// Handles a connect request of another host: answers it, or keeps it until the listener's backlog has room.
-    pub(super) fn called(&mut self, caller: Caller) {
-        match self.ports.get_mut(&caller.port) {
+    pub(super) fn incoming(&mut self, request: IncomingRequest) {
+        let has_place = |requests: &VecDeque<IncomingRequest>| {
+            let is_like =
+                |one: &&IncomingRequest| (one.peer, one.domain) == (request.peer, request.domain);
+            requests.len() < WAITING_MAX && requests.iter().filter(is_like).count() < WAITING_EACH
+        };
+        match self.ports.get_mut(&request.port) {
             Some(listener)
-                if listener.is_full()
-                    && !self.is_draining
-                    && listener.callers.len() < CALLERS_MAX =>
+                if listener.is_full() && !self.is_draining && has_place(&listener.requests) =>
             {
-                listener.callers.push_back(caller);
+                listener.requests.push_back(request);
+                self.has_new_requests = true;
             }
-            _ => self.answer_caller(caller),
+            _ => self.answer_incoming(request),
         }
     }
 
     /// Answers requests that waited at a listener, as many as its backlog has room for.
-    pub(super) fn serve_callers(&mut self, port: u16) {
+    pub(super) fn answer_waiting(&mut self, port: u16) {
         while let Some(listener) = self.ports.get_mut(&port)
             && !listener.is_full()
-            && let Some(caller) = listener.callers.pop_front()
+            && let Some(request) = listener.requests.pop_front()
         {
-            self.answer_caller(caller);
+            self.answer_incoming(request);
         }
     }
 
-    /// Refuses requests that waited at a listener.
-    pub(super) fn refuse_callers(
+    /// Refuses requests of other hosts.
+    pub(super) fn refuse_incoming(
         &mut self,
-        callers: impl IntoIterator<Item = Caller>,
+        requests: impl IntoIterator<Item = IncomingRequest>,
         why: Refusal,
     ) {
-        for Caller { peer, token, .. } in callers {
+        for IncomingRequest { peer, token, .. } in requests {
             self.say(peer, &Message::Refuse { token, why });
         }
     }
 
-    fn answer_caller(&mut self, caller: Caller) {
-        let Caller {
+    fn answer_incoming(&mut self, request: IncomingRequest) {
+        let IncomingRequest {
             peer,
             token,
             domain,
             from,
             port,
-        } = caller;
+            until: _,
+        } = request;
         let message = match self.accept(peer, domain, from, port) {
             Ok((domain, offer)) => Message::Accept {
                 token,
@@ -241,7 +253,10 @@ impl Daemon {
                     client: listener.client,
                     number: listener.number,
                     from: from_domain,
+                    until: None,
+                    is_dropped: false,
                 };
+                self.has_new_requests = true;
                 of.accepted.insert((id, offer.number), accepted);
             }
         }
@@ -366,6 +381,8 @@ impl Daemon {
         };
         if let Some(domain) = self.domains.get_mut(&key.0) {
             domain.close(connection.session, connection.end.handle, true);
+            // A group that never comes up would keep the end for ever.
+            domain.fail_unproven(key.1);
         }
         self.pass_on(key.0);
         self.refuse(&connection.request, why);
@@ -383,11 +400,9 @@ impl Daemon {
         let Some(domain) = self.domains.get_mut(&id) else {
             return;
         };
-        let group = domain.qp_group_of(number);
-        if group.is_none() {
-            // The group has failed meanwhile, and the other end is on the next one.
-            domain.refuse(number);
-            self.pass_on(id);
+        if accepted.is_dropped || domain.qp_group_of(number).is_none() {
+            // The confirmation is too late, or the group has failed meanwhile and the other end is on the next one.
+            self.drop_accepted(id, number, accepted);
             let missed = Message::Missed {
                 domain: accepted.from,
                 number: offer.number,

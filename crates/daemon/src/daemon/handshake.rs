@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use headworks_client::Reset;
 use headworks_client::socket_message::Refusal;
 
-use super::{Caller, Daemon, Output, Peer, PeerId, PeerRoute, agreed};
+use super::{Daemon, IncomingRequest, Output, Peer, PeerId, PeerRoute, agreed};
 use crate::auth::{AuthClaim, CallRole};
 use crate::control::{DomainPair, Message, VERSION_OLDEST};
 use crate::domain::{DomainId, QpGroupKey};
@@ -242,7 +242,7 @@ impl Daemon {
             self.pass_on(id);
         }
         for listener in self.ports.values_mut() {
-            listener.callers.retain(|caller| caller.peer != peer);
+            listener.requests.retain(|request| request.peer != peer);
         }
         for ((domain, number), accepted) in gone.accepted {
             self.drop_accepted(domain, number, accepted);
@@ -450,12 +450,13 @@ impl Daemon {
                 from,
                 port,
             } => {
-                self.called(Caller {
+                self.incoming(IncomingRequest {
                     peer,
                     token,
                     domain,
                     from,
                     port,
+                    until: None,
                 });
             }
             Message::Accept {
@@ -489,6 +490,7 @@ impl Daemon {
                     .is_some_and(|group| group.peer == peer.0);
                 if is_its {
                     of.miss(number);
+                    self.abandon_unproven((domain, number), Refusal::Unreachable);
                 }
                 self.pass_on(domain);
             }

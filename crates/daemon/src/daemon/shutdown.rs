@@ -3,7 +3,7 @@
 use headworks_client::Reset;
 use headworks_client::socket_message::{Refusal, Reply};
 
-use super::{Caller, Daemon, Output, PeerId, SessionId};
+use super::{Daemon, IncomingRequest, Output, PeerId, SessionId};
 use crate::control::Message;
 
 impl Daemon {
@@ -12,9 +12,9 @@ impl Daemon {
     pub fn drain(&mut self) {
         self.is_draining = true;
         let listeners = self.ports.values_mut();
-        let callers = listeners.flat_map(|listener| std::mem::take(&mut listener.callers));
-        let callers: Vec<Caller> = callers.collect();
-        self.refuse_callers(callers, Refusal::Stopping);
+        let waiting = listeners.flat_map(|listener| std::mem::take(&mut listener.requests));
+        let waiting: Vec<IncomingRequest> = waiting.collect();
+        self.refuse_incoming(waiting, Refusal::Stopping);
     }
 
     /// Returns the number of ends of connections.

@@ -271,6 +271,18 @@ impl Domain {
         }
     }
 
+    /// Fails the group of a connection if it has not carried a frame yet. All its connections are unproven.
+    pub fn fail_unproven(&mut self, number: Vqpn) {
+        let group = self.connections.get(number).and_then(|one| one.place.group);
+        let unproven = group.filter(|at| {
+            let entry = self.groups.get(*at);
+            entry.is_some_and(|entry| !entry.group.is_proven())
+        });
+        if let Some(at) = unproven {
+            self.fail(at, Reset::Unreachable);
+        }
+    }
+
     /// Returns whether the group of a connection is up and has carried a frame.
     pub fn is_link_proven(&self, number: Vqpn) -> bool {
         let group = self.connections.get(number).and_then(|one| one.place.group);

@@ -206,7 +206,9 @@ fn report_unwanted(process: &str, tenant: Tenant, why: SubscriptionRefused) {
     match why {
         // A log line of its own, since it concerns all of the tenant's processes: lines are limited separately.
         SubscriptionRefused::Left(_) => {
-            tracing::warn!("{process} of {tenant} is turned away, like others of this user: {why}")
+            tracing::warn!(
+                "{process} of {tenant} is turned away, like others of this tenant: {why}"
+            )
         }
         why => tracing::warn!("{process} of {tenant} is turned away: {why}"),
     }

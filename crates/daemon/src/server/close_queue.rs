@@ -20,8 +20,8 @@ const THREADS: usize = 4;
 const EACH: usize = 16;
 /// How long an idle thread waits for the next file before it ends.
 const KEPT: Duration = Duration::from_secs(5);
-/// Divisor of the daemon's descriptor limit: a tenant may have this part of it unclosed, and others keep the
-/// rest. `LEAST` is the lower bound of the result. Many files may be unclosed for a moment though none closes
+/// Divisor of the daemon's descriptor limit: a user may have this part of it unclosed, in equal parts at each socket, and
+/// others keep the rest. `LEAST` is the lower bound of the result. Many files may be unclosed for a moment though none closes
 /// slowly, for example when an application ends that polls many connections.
 const PART: u64 = 4;
 const LEAST: usize = 64;
@@ -59,15 +59,14 @@ impl CloseQueueState {
     }
 }
 
-impl Default for CloseQueue {
-    fn default() -> Self {
+impl CloseQueue {
+    /// Creates the queue of a daemon with this many sockets.
+    pub(super) fn new(sockets: usize) -> Self {
         let may_have = process_limits::open_files().unwrap_or(u64::MAX);
-        let most = usize::try_from(may_have / PART).unwrap_or(usize::MAX);
+        let most = usize::try_from(may_have / PART).unwrap_or(usize::MAX) / sockets.max(1);
         Self::of_at_most(most.max(LEAST))
     }
-}
 
-impl CloseQueue {
     fn of_at_most(most: usize) -> Self {
         Self {
             tenants: BTreeMap::new(),

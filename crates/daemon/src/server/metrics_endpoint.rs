@@ -7,8 +7,9 @@ use std::net::{SocketAddr, TcpListener};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, mpsc};
+use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -21,7 +22,7 @@ use headworks_net::clock;
 
 use super::{ServerMessage, ServerSender};
 
-/// How long one read or write of a client may take.
+/// How long one read or write of a client may take, and the event loop to produce the text.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// How long a whole request and its answer may take, roughly.
 const WHOLE: headworks_verbs::Duration = headworks_verbs::Duration::from_secs(5);
@@ -36,6 +37,8 @@ const PIECE: usize = 64 << 10;
 /// Maximum length of a request in bytes. `HEADERS_MAX` is the maximum number of headers.
 const REQUEST_MAX: usize = 8192;
 const HEADERS_MAX: usize = 64;
+/// Status of an answer without metrics.
+const UNAVAILABLE: &str = "503 Service Unavailable";
 
 /// Address of the metrics endpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -214,8 +217,10 @@ fn serve_client(mut caller: Box<dyn Caller>, teller: &ServerSender, clients: &Ar
         let _served = served;
         let look = || {
             let (to, text) = mpsc::channel();
-            let is_asked = teller.tell(ServerMessage::Look(to));
-            is_asked.then(|| text.recv_timeout(PATIENCE).ok()).flatten()
+            match teller.tell(ServerMessage::Look(to)) {
+                true => text.recv_timeout(PATIENCE),
+                false => Err(RecvTimeoutError::Disconnected),
+            }
         };
         if let Err(error) = answer(&mut *caller, look) {
             tracing::debug!("a metrics client was not answered: {error}");
@@ -236,8 +241,11 @@ impl Drop for Served {
     }
 }
 
-/// Answers one request.
-fn answer(caller: &mut dyn Caller, look: impl FnOnce() -> Option<String>) -> io::Result<()> {
+/// Answers one request. `look` asks the event loop for the text.
+fn answer(
+    caller: &mut dyn Caller,
+    look: impl FnOnce() -> Result<String, RecvTimeoutError>,
+) -> io::Result<()> {
     // Bounds the whole exchange, for a client that sends or reads one byte at a time.
     let until = clock::now() + WHOLE;
     let in_time = || match clock::now() < until {
@@ -254,12 +262,14 @@ fn answer(caller: &mut dyn Caller, look: impl FnOnce() -> Option<String>) -> io:
             ScrapeRequest::More if read == 0 => return Ok(()),
             ScrapeRequest::More => {}
             ScrapeRequest::Metrics => match look() {
-                Some(text) => break ("200 OK", text),
-                None => {
-                    break (
-                        "503 Service Unavailable",
-                        "the daemon is ending\n".to_owned(),
-                    );
+                Ok(text) => break ("200 OK", text),
+                Err(RecvTimeoutError::Timeout) => {
+                    let limit = PATIENCE.as_secs();
+                    let line = format!("the daemon did not answer within {limit} s\n");
+                    break (UNAVAILABLE, line);
+                }
+                Err(RecvTimeoutError::Disconnected) => {
+                    break (UNAVAILABLE, "the daemon is ending\n".to_owned());
                 }
             },
             ScrapeRequest::Other => break ("404 Not Found", "use GET /metrics\n".to_owned()),
@@ -336,31 +346,45 @@ mod tests {
         }
     }
 
-    fn heard(says: &[u8], text: Option<&str>) -> String {
+    fn heard(says: &[u8], text: &str) -> String {
+        heard_from(says, || Ok(text.to_owned()))
+    }
+
+    fn heard_from(says: &[u8], look: impl FnOnce() -> Result<String, RecvTimeoutError>) -> String {
         let mut caller = SlowCaller {
             says,
             hears: Vec::new(),
         };
-        answer(&mut caller, || text.map(str::to_owned)).unwrap();
+        answer(&mut caller, look).unwrap();
         String::from_utf8(caller.hears).unwrap()
     }
 
     #[test]
     fn requests_are_answered_however_slowly_they_come() {
         let get = b"GET /metrics HTTP/1.1\r\nHost: here\r\n\r\n";
-        let said = heard(get, Some("a 1\n"));
+        let said = heard(get, "a 1\n");
         assert!(said.starts_with("HTTP/1.1 200 OK\r\n"), "{said}");
         assert!(
             said.ends_with("Content-Length: 4\r\nConnection: close\r\n\r\na 1\n"),
             "{said}"
         );
-        assert!(heard(get, None).starts_with("HTTP/1.1 503 "));
+        for (why, line) in [
+            (
+                RecvTimeoutError::Timeout,
+                "the daemon did not answer within 2 s\n",
+            ),
+            (RecvTimeoutError::Disconnected, "the daemon is ending\n"),
+        ] {
+            let said = heard_from(get, || Err(why));
+            assert!(said.starts_with("HTTP/1.1 503 "), "{said}");
+            assert!(said.ends_with(&format!("\r\n\r\n{line}")), "{said}");
+        }
         let post = b"POST /metrics HTTP/1.1\r\n\r\n";
-        assert!(heard(post, Some("")).starts_with("HTTP/1.1 404 "));
-        assert!(heard(b"\x16\x03\x01\x02", Some("")).starts_with("HTTP/1.1 400 "));
+        assert!(heard(post, "").starts_with("HTTP/1.1 404 "));
+        assert!(heard(b"\x16\x03\x01\x02", "").starts_with("HTTP/1.1 400 "));
         let long = [b"GET /".as_slice(), &[b'a'; REQUEST_MAX]].concat();
-        assert!(heard(&long, Some("")).starts_with("HTTP/1.1 400 "));
-        assert_eq!(heard(b"GET / HT", Some("")), "", "it went away");
+        assert!(heard(&long, "").starts_with("HTTP/1.1 400 "));
+        assert_eq!(heard(b"GET / HT", ""), "", "it went away");
     }
 
     #[test]

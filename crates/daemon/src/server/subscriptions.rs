@@ -24,7 +24,6 @@ const READS: usize = 16;
 const READ: usize = 4096;
 
 /// Descriptors that applications handed over, and their owners.
-#[derive(Default)]
 pub(super) struct Subscriptions {
     all: HashMap<WatchId, Subscription>,
     last: u64,
@@ -47,7 +46,7 @@ pub(super) enum SubscriptionRefused {
     #[error("the file that it handed over is no Unix stream socket")]
     Kind,
     /// Too many of the tenant's files are not closed: they close slowly, or came all at once.
-    #[error("{0} files that this user's applications handed over are not closed yet")]
+    #[error("{0} files that this tenant's applications handed over are not closed yet")]
     Left(usize),
 }
 
@@ -61,6 +60,15 @@ impl From<SubscriptionRefused> for Refusal {
 }
 
 impl Subscriptions {
+    /// Creates the table of a daemon with this many sockets.
+    pub(super) fn new(sockets: usize) -> Self {
+        Self {
+            all: HashMap::new(),
+            last: 0,
+            closers: CloseQueue::new(sockets),
+        }
+    }
+
     /// Keeps the descriptor that came with a packet, if one did.
     ///
     /// # Errors

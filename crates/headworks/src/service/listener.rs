@@ -74,9 +74,9 @@ impl Listener {
     /// [`ServiceError::DaemonGone`].
     pub fn try_accept(&self) -> Result<Option<Stream>, ServiceError> {
         let mut state = self.shared.lock()?;
-        self.shared.exchange(&mut state)?;
+        self.shared.exchange_now(&mut state)?;
         if let Some(connection) = self.take(&mut state) {
-            self.shared.exchange(&mut state)?;
+            self.shared.exchange_now(&mut state)?;
             return Ok(Some(Stream::new(&self.shared, connection)));
         }
         if state.is_gone {
@@ -88,7 +88,7 @@ impl Listener {
                 return Err(ServiceError::DaemonGone);
             }
             state.session.arm(self.listener);
-            self.shared.exchange(&mut state)?;
+            self.shared.exchange_now(&mut state)?;
         }
         Ok(None)
     }
@@ -111,7 +111,7 @@ impl Listener {
             // them.
             let mut state = self.shared.lock()?;
             state.session.arm(listener);
-            self.shared.exchange(&mut state)?;
+            self.shared.exchange_now(&mut state)?;
             self.watch = Some(watch);
         }
         Ok(self.watch.as_ref().expect("made above").as_fd())

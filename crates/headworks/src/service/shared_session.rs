@@ -26,8 +26,6 @@ use super::{Refusal, ServiceError, system};
 
 /// How long the daemon has to answer a request that it can answer by itself, and to take packets from a full socket.
 pub(super) const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long a connect request may take. The daemon gives it up after 10 seconds and answers then.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// The session as all its connections and threads share it.
 pub(super) struct SharedSession {
@@ -126,13 +124,14 @@ impl SharedSession {
         name: &str,
         patience: Duration,
     ) -> Result<Arc<Self>, ServiceError> {
-        let socket = PacketSocket::dial_within(path, patience).map_err(|source| match source.kind() {
-            io::ErrorKind::WouldBlock => silent(path, patience),
-            _ => ServiceError::NoDaemon {
-                path: path.display().to_string(),
-                source,
-            },
-        })?;
+        let socket =
+            PacketSocket::dial_within(path, patience).map_err(|source| match source.kind() {
+                io::ErrorKind::WouldBlock => silent(path, patience),
+                _ => ServiceError::NoDaemon {
+                    path: path.display().to_string(),
+                    source,
+                },
+            })?;
         let shared = Self {
             socket,
             patience,
@@ -151,7 +150,7 @@ impl SharedSession {
             made_by: ForkGeneration::current(),
         };
         shared.exchange(&mut *shared.lock()?)?;
-        let attached = shared.wait(None, Some(clock::now() + patience), |state| {
+        let attached = shared.wait(None, Some(until), |state| {
             let Some(state) = state else { return Ok(None) };
             match state.session.over() {
                 Some(why) => Err(ServiceError::Refused(why)),
@@ -186,12 +185,29 @@ impl SharedSession {
     ///
     /// [`ServiceError::Refused`] if the daemon hung up and gave a reason; [`ServiceError::DaemonGone`] if it
     /// gave none.
+    /// [`ServiceError::DaemonSilent`]: the daemon takes no packets.
     pub(super) fn exchange(&self, state: &mut SessionState) -> Result<(), ServiceError> {
-        let said = self.send_packets(state);
+        self.exchange_within(state, self.patience)
+    }
+
+    /// Does what [`SharedSession::exchange`] does, without waiting: what the socket has no room for stays queued.
+    pub(super) fn exchange_now(&self, state: &mut SessionState) -> Result<(), ServiceError> {
+        match self.exchange_within(state, Duration::ZERO) {
+            Err(ServiceError::DaemonSilent { .. }) => Ok(()),
+            exchanged => exchanged,
+        }
+    }
+
+    fn exchange_within(
+        &self,
+        state: &mut SessionState,
+        patience: Duration,
+    ) -> Result<(), ServiceError> {
+        let said = self.send_packets(state, patience);
         // Packets that the daemon sent before it hung up can still be read.
         self.receive_packets(state)?;
         // Receiving may queue more packets, for what was abandoned meanwhile.
-        match said.and_then(|()| self.send_packets(state)) {
+        match said.and_then(|()| self.send_packets(state, patience)) {
             Err(ServiceError::DaemonGone) => Err(match state.session.over() {
                 Some(why) => ServiceError::Refused(why),
                 None => ServiceError::DaemonGone,
@@ -265,7 +281,7 @@ impl SharedSession {
         let Ok(mut state) = self.lock() else {
             return true;
         };
-        let exchanged = self.exchange(&mut state);
+        let exchanged = self.exchange_now(&mut state);
         let is_refused = matches!(
             exchanged,
             Err(ServiceError::Refused(_) | ServiceError::DaemonGone)
@@ -278,8 +294,12 @@ impl SharedSession {
     /// # Errors
     ///
     /// [`ServiceError::DaemonGone`]. [`ServiceError::DaemonSilent`]: the daemon takes no packets. Those that are left
-    /// stay queued for the next call, which does not wait.
-    fn send_packets(&self, state: &mut SessionState) -> Result<(), ServiceError> {
+    /// stay queued for the next call, which does not wait if this one did in vain.
+    fn send_packets(
+        &self,
+        state: &mut SessionState,
+        patience: Duration,
+    ) -> Result<(), ServiceError> {
         loop {
             let next = match state.unsent.take() {
                 Some(unsent) => Some(unsent),
@@ -292,36 +312,40 @@ impl SharedSession {
             let Some((bytes, file)) = next else {
                 return Ok(());
             };
-            match self.send(&bytes, file.as_ref().map(AsFd::as_fd), state.is_stuck) {
-                Ok(()) => state.is_stuck = false,
-                Err(ServiceError::DaemonSilent { path, patience }) => {
+            let within = if state.is_stuck {
+                Duration::ZERO
+            } else {
+                patience
+            };
+            match self.send(&bytes, file.as_ref().map(AsFd::as_fd), within) {
+                Ok(true) => state.is_stuck = false,
+                Ok(false) => {
                     state.unsent = Some((bytes, file));
-                    state.is_stuck = true;
-                    return Err(ServiceError::DaemonSilent { path, patience });
+                    state.is_stuck |= patience == self.patience;
+                    return Err(silent(&self.path, self.patience));
                 }
                 Err(error) => return Err(error),
             }
         }
     }
 
-    /// Sends a packet. Waits for room in the socket, unless there was none for long.
+    /// Sends a packet. Returns false if the socket has no room for it within `patience`.
     fn send(
         &self,
         packet: &[u8],
         file: Option<BorrowedFd<'_>>,
-        is_stuck: bool,
-    ) -> Result<(), ServiceError> {
-        let mut until = None;
+        patience: Duration,
+    ) -> Result<bool, ServiceError> {
+        let until = clock::now() + patience;
         loop {
             match self.socket.send(packet, file) {
-                Ok(true) => return Ok(()),
+                Ok(true) => return Ok(true),
                 Ok(false) => {
-                    let now = clock::now();
-                    let until = *until.get_or_insert(now + self.patience);
-                    if is_stuck || now >= until {
-                        return Err(silent(&self.path, self.patience));
+                    let left = until.since(clock::now());
+                    if left == Duration::ZERO {
+                        return Ok(false);
                     }
-                    let left = std::time::Duration::from_nanos(until.since(now).nanos());
+                    let left = std::time::Duration::from_nanos(left.nanos());
                     let left = Timespec::try_from(left).ok();
                     let mut fds = [PollFd::new(&self.socket, PollFlags::OUT)];
                     match poll(&mut fds, left.as_ref()) {
@@ -447,7 +471,7 @@ impl SharedSession {
         deadline: Option<Instant>,
         to: SocketAddr,
     ) -> Result<Answer, ServiceError> {
-        self.answer_with(None, deadline, CONNECT_TIMEOUT, |session| {
+        self.answer_with(None, deadline, super::CONNECT_TIMEOUT, |session| {
             session.connect(to)
         })
     }
@@ -541,7 +565,7 @@ impl SharedSession {
     /// Returns the answer to a request, if it has arrived.
     pub(super) fn answered(&self, request: u32) -> Result<Option<Answer>, ServiceError> {
         let mut state = self.lock()?;
-        self.exchange(&mut state)?;
+        self.exchange_now(&mut state)?;
         let answer = state.answers.remove(&request);
         match answer.transpose().map_err(ServiceError::Refused)? {
             None if state.is_gone => Err(ServiceError::DaemonGone),

@@ -17,7 +17,8 @@ use super::descriptor_server::{DescriptorRequest, DescriptorSource};
 use super::directory::LOCK_TIMEOUT;
 use super::record::owner;
 use super::{
-    CommonSegmentRecord, DescriptorClient, Entry, Member, Registry, RegistryError, check_name,
+    CommonSegmentRecord, DescriptorClient, Entry, Listing, Member, Registry, RegistryError,
+    check_name,
 };
 use crate::fork::ForkGeneration;
 use crate::liveness::new_generation;
@@ -105,24 +106,24 @@ impl Registry {
         }
     }
 
-    /// Returns the holds on common segments, by key: each hold of each live process. Skips entries that
-    /// cannot be read (another version's).
-    pub fn common_segments(&self) -> Result<Vec<(String, CommonSegmentRecord)>, RegistryError> {
+    /// Returns the holds on common segments, in the order of their keys: each hold of each live process.
+    ///
+    /// # Errors
+    ///
+    /// The directory cannot be opened or listed. An entry that cannot be read is in [`Listing::unreadable`].
+    pub fn common_segments(&self) -> Result<Listing<String, CommonSegmentRecord>, RegistryError> {
+        let mut listing = Listing::default();
         let Some(dir) = self.open_existing_directory()? else {
-            return Ok(Vec::new());
+            return Ok(listing);
         };
         let mut names = self.entries(&dir)?;
         names.sort_unstable();
-        let mut found = Vec::new();
         for name in &names {
-            let Some(key) = parse_file_name(name) else {
-                continue;
-            };
-            if let Ok(Some(record)) = self.read_common(&dir, name) {
-                found.push((key.to_owned(), record));
+            if let Some(key) = parse_file_name(name) {
+                listing.add(key.to_owned(), self.read_common(&dir, name));
             }
         }
-        Ok(found)
+        Ok(listing)
     }
 
     fn hold_locked(

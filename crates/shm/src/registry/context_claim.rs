@@ -8,7 +8,8 @@ use rustix::fs::{AtFlags, unlinkat};
 
 use super::record::{HOST_NAME_BYTES_MAX, owner};
 use super::{
-    ContextRecord, Entry, HostKey, Member, Registry, RegistryError, common_segments, member,
+    ContextRecord, Entry, HostKey, Listing, Member, Registry, RegistryError, common_segments,
+    member,
 };
 use crate::ProcessId;
 use crate::fork::ForkGeneration;
@@ -79,20 +80,22 @@ impl Registry {
         record.map(Some)
     }
 
-    /// Returns all contexts of live processes, in order. Skips unreadable entries (another version's).
-    pub fn list_contexts(&self) -> Result<Vec<(HostKey, u16, ContextRecord)>, RegistryError> {
+    /// Returns all contexts of live processes, in the order of host and index.
+    ///
+    /// # Errors
+    ///
+    /// The directory cannot be opened or listed. An entry that cannot be read is in [`Listing::unreadable`].
+    pub fn list_contexts(&self) -> Result<Listing<(HostKey, u16), ContextRecord>, RegistryError> {
+        let mut listing = Listing::default();
         let Some(dir) = self.open_existing_directory()? else {
-            return Ok(Vec::new());
+            return Ok(listing);
         };
         let mut names = self.entries(&dir)?;
         names.sort_unstable();
-        let mut found = Vec::new();
         for (host, index) in names.iter().filter_map(|name| parse_file_name(name)) {
-            if let Ok(Some(record)) = self.lookup_context(host, index) {
-                found.push((host, index, record));
-            }
+            listing.add((host, index), self.lookup_context(host, index));
         }
-        Ok(found)
+        Ok(listing)
     }
 
     /// Removes the entries of dead processes, and the directory if nothing else is in it. The next claim

@@ -86,14 +86,15 @@ fn the_lowest_free_index_is_claimed_and_the_last_to_leave_removes_all() {
     let listed: Vec<_> = registry
         .list_contexts()
         .expect("list")
+        .entries
         .into_iter()
-        .map(|(host, index, _)| (host.0, index))
+        .map(|((host, index), _)| (host.0, index))
         .collect();
     assert_eq!(listed, [(1, 0), (0xabc, 0), (0xabc, 1)]);
     drop((again, one, elsewhere, us));
     assert!(!registry.path().exists());
     assert_eq!(registry.lookup_context(HOST, 0).expect("lookup"), None);
-    assert!(registry.list_contexts().expect("list").is_empty());
+    assert!(registry.list_contexts().expect("list").entries.is_empty());
     assert_eq!(Process::join(&registry).claim(HOST).index, 0);
 }
 
@@ -111,7 +112,7 @@ fn entries_of_the_dead_are_hidden_and_then_removed() {
     assert!(!registry.is_alive(id) && registry.is_slot_unused(id.slot));
     assert_eq!(registry.process_record(id).expect("readable"), None);
     assert_eq!(registry.lookup_context(HOST, 0).expect("lookup"), None);
-    assert!(registry.list_contexts().expect("list").is_empty());
+    assert!(registry.list_contexts().expect("list").entries.is_empty());
     fs::write(registry.path().join("t.1.1"), "half an entry").expect("write");
     assert_eq!(us.claim(HOST).index, 0);
     assert_eq!(entries(&registry), ["p.00000"], "our own");
@@ -177,6 +178,15 @@ fn malformed_entries_and_other_versions_are_typed_errors() {
         registry.lookup_context(HOST, 0),
         Err(RegistryError::Malformed { .. })
     ));
+    let listing = registry.list_contexts().expect("listed");
+    assert!(listing.entries.is_empty());
+    assert!(
+        matches!(
+            &listing.unreadable[..],
+            [((HOST, 0), RegistryError::Malformed { .. })]
+        ),
+        "{listing:?}"
+    );
     let mut newer = bytes;
     newer[4] = 3;
     fs::write(&file, &newer).expect("write");
@@ -215,6 +225,13 @@ fn directories_that_others_can_reach_are_refused() {
     fs::write(parent.path().join("file"), "").expect("write");
     let error = Registry::open_at(parent.path().join("file")).expect_err("a file");
     assert!(matches!(error, RegistryError::NotDirectory { .. }));
+    let error = Registry::open_at("/proc/nowhere/registry").expect_err("no directory");
+    assert!(matches!(error, RegistryError::Make { .. }), "{error}");
+    let text = error.to_string();
+    assert!(
+        text.contains("nowhere") && text.contains("HEADWORKS_FABRIC"),
+        "{text}"
+    );
     let owner = fs::metadata("/proc/1").ok().map(|_| ());
     if owner.is_some() && !getuid().is_root() {
         assert!(matches!(

@@ -2,11 +2,12 @@
 //! exceeds its control group's memory, and sends a signal to one that exceeds its file size limit.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use rustix::io::Errno;
 
 use super::SegmentError;
+use crate::control_group::{self, MemoryLimit, field};
 use crate::process_limits;
 
 const FREE_MEMORY: &str = "free memory";
@@ -102,125 +103,13 @@ fn address_space() -> Option<u64> {
 
 /// Returns the smallest number of bytes that any control group of this process leaves.
 fn cgroup_available() -> Option<u64> {
-    let groups = fs::read_to_string("/proc/self/cgroup").ok()?;
-    let root = Path::new("/sys/fs/cgroup");
-    groups
-        .lines()
-        .filter_map(|line| {
-            let mut parts = line.splitn(3, ':').skip(1);
-            let (controllers, path) = (parts.next()?, parts.next()?.trim_start_matches('/'));
-            let names = if controllers.is_empty() {
-                &CGROUP_V2
-            } else if controllers.split(',').any(|name| name == "memory") {
-                &CGROUP_V1
-            } else {
-                return None;
-            };
-            // In a container the path may be the host's, of which only the last part is mounted here.
-            let mounts = [root.join(names.mount), root.join("unified")];
-            mounts
-                .iter()
-                .filter_map(|mount| least_available(mount, mount.join(path), names))
-                .min()
-        })
-        .min()
-}
-
-/// File names of one version of control groups.
-struct CgroupFiles {
-    mount: &'static str,
-    limit: &'static str,
-    used: &'static str,
-    /// Fields of `memory.stat`: memory that counts as used but is given back when needed.
-    reclaimable: [&'static str; 2],
-}
-
-const CGROUP_V2: CgroupFiles = CgroupFiles {
-    mount: "",
-    limit: "memory.max",
-    used: "memory.current",
-    reclaimable: ["inactive_file", "active_file"],
-};
-
-const CGROUP_V1: CgroupFiles = CgroupFiles {
-    mount: "memory",
-    limit: "memory.limit_in_bytes",
-    used: "memory.usage_in_bytes",
-    reclaimable: ["total_inactive_file", "total_active_file"],
-};
-
-/// Returns the smallest number of bytes that `group` or a group above it leaves.
-fn least_available(mount: &Path, mut group: PathBuf, names: &CgroupFiles) -> Option<u64> {
-    let mut least = None;
-    while group.starts_with(mount) {
-        if let Some(left) = available_in_cgroup(&group, names) {
-            least = Some(least.map_or(left, |least: u64| least.min(left)));
-        }
-        if !group.pop() {
-            break;
-        }
-    }
-    least
-}
-
-fn available_in_cgroup(group: &Path, names: &CgroupFiles) -> Option<u64> {
-    let number = |file: &str| -> Option<u64> {
-        // "max" does not parse as a number and means no limit.
-        fs::read_to_string(group.join(file))
-            .ok()?
-            .trim()
-            .parse()
-            .ok()
-    };
-    let limit = number(names.limit)?;
-    let used = number(names.used)?;
-    let stat = fs::read_to_string(group.join("memory.stat")).unwrap_or_default();
-    let reclaimable = names
-        .reclaimable
-        .iter()
-        .filter_map(|name| field(&stat, name));
-    let held = used.saturating_sub(reclaimable.fold(0, u64::saturating_add));
-    Some(limit.saturating_sub(held))
-}
-
-/// Returns the number after `name` at the start of a line.
-fn field(text: &str, name: &str) -> Option<u64> {
-    text.lines().find_map(|line| {
-        let mut words = line.split_ascii_whitespace();
-        (words.next()? == name).then(|| words.next()?.parse().ok())?
-    })
+    let limits = control_group::memory_limits(Path::new("/"))?;
+    limits.iter().map(MemoryLimit::available).min()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_cgroup_leaves_its_limit_less_unreclaimable_memory() {
-        let dir = tempfile::tempdir().expect("tempdir");
-        let inner = dir.path().join("a/b");
-        fs::create_dir_all(&inner).expect("dirs");
-        let write = |path: &str, text: &str| fs::write(dir.path().join(path), text).expect("write");
-        write("a/b/memory.max", "max\n");
-        write("a/b/memory.current", "70\n");
-        assert_eq!(least_available(dir.path(), inner.clone(), &CGROUP_V2), None);
-        write("a/memory.max", "100\n");
-        write("a/memory.current", "90\n");
-        assert_eq!(
-            least_available(dir.path(), inner.clone(), &CGROUP_V2),
-            Some(10)
-        );
-        write(
-            "a/memory.stat",
-            "anon 50\ninactive_file 20\nactive_file 5\nfile 999\n",
-        );
-        assert_eq!(
-            least_available(dir.path(), inner.clone(), &CGROUP_V2),
-            Some(35)
-        );
-        write("a/b/memory.max", "80\n");
-        assert_eq!(least_available(dir.path(), inner, &CGROUP_V2), Some(10));
-    }
 
     #[test]
     fn the_error_line_names_the_missing_bytes() {

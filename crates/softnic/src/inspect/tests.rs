@@ -83,6 +83,36 @@ fn those_that_leave_are_left_out_and_others_versions_named() {
     drop(claims);
 }
 
+#[test]
+fn entries_of_another_version_are_unreadable_not_absent() {
+    let (_folder, dir) = registry();
+    let (_one, _two) = (open(&dir, "soft:h1"), open(&dir, "soft:h2"));
+    let make_newer = |name: &str| {
+        let file = dir.path().join(name);
+        let mut bytes = std::fs::read(&file).unwrap();
+        bytes[4] = 9;
+        std::fs::write(&file, bytes).unwrap();
+    };
+    let found = |host| {
+        let snapshot = look(&dir, host).unwrap();
+        let unreadable = snapshot.unreadable.iter();
+        let unreadable: Vec<_> = unreadable.map(|one| (one.host.clone(), one.pid)).collect();
+        for one in &snapshot.unreadable {
+            assert!(one.why.contains("has version 9"), "{one:?}");
+        }
+        (snapshot.contexts.len(), unreadable)
+    };
+    make_newer(&format!("c.{:016x}.0000", host_key("h1").0));
+    // The entry cannot be read, so nothing but the key of its host is known.
+    assert_eq!(found(None), (1, vec![(None, None)]));
+    assert_eq!(found(Some("h1")), (0, vec![(None, None)]));
+    assert_eq!(found(Some("h2")), (1, vec![]));
+    let slot = dir.join().unwrap().id().slot;
+    make_newer(&format!("p.{slot:05}"));
+    let of_process = (Some("h2".to_owned()), None);
+    assert_eq!(found(Some("h2")), (0, vec![of_process]));
+}
+
 /// Hands out a file that is no table.
 struct OddSource;
 

@@ -58,7 +58,7 @@ fn a_process_that_is_killed_while_it_is_looked_at_is_seen_whole_or_not_at_all() 
 fn a_process_that_writes_anything_to_its_rows_is_only_strange() {
     let fabric = Fabric::new();
     let mut other = PeerTestProcess::start(&fabric, "h2");
-    let (host, _, _) = fabric.dir.list_contexts().unwrap()[0];
+    let ((host, _), _) = fabric.dir.list_contexts().unwrap().entries[0];
     let record = fabric.dir.lookup_context(host, 0).unwrap().unwrap();
     let client = DescriptorClient::connect(&fabric.dir, record.process);
     let mut client = client.unwrap().unwrap();

@@ -12,6 +12,9 @@ use super::{Finding, IN_CONTAINER};
 
 /// Smallest Ethernet MTU that carries RDMA packets of 4096 bytes.
 const ETHERNET_MTU: u32 = 4200;
+/// Driver of the PCI functions of Intel's E810, which use either iWARP or RoCE v2. (Intel's X722, of the driver
+/// `i40e`, has only iWARP.)
+const ICE: &str = "ice";
 
 pub(super) fn advise(facts: &SystemInfo, nic: &Nic) -> Vec<Finding> {
     let mut findings = vec![device(facts, nic)];
@@ -127,15 +130,27 @@ fn net(port: Option<&Port>) -> &str {
     net.map_or("NET", |(name, _)| name)
 }
 
+/// Command that switches a PCI function of Intel's E810 from iWARP to RoCE v2. The driver refuses to enable one
+/// protocol as long as the other is enabled. The in-tree driver has these parameters since Linux 5.17; Intel's
+/// out-of-tree module `irdma` starts with iWARP unless `roce_ena=1` is given.
+fn to_roce(address: &str) -> String {
+    let set = format!("devlink dev param set pci/{address} name");
+    format!(
+        "{set} enable_iwarp value false cmode runtime && {set} enable_roce value true cmode runtime   \
+         # if devlink has no such parameter: modprobe -r irdma && modprobe irdma roce_ena=1"
+    )
+}
+
 /// For a device that cannot be opened: the error of opening it.
 fn not_used(nic: &Nic, unused: &UnusableDevice) -> Finding {
     let finding = Finding::bad(Broken, "use", &*unused.said);
     let finding = finding.because("programs that open this device get this error");
     let name = &nic.name;
     match &unused.refusal {
-        Some(Refusal::Iwarp) => {
-            finding.mend("rdma link show   # devices of RoCE and InfiniBand can be used")
-        }
+        Some(Refusal::Iwarp) => match &nic.pci {
+            Some((address, driver)) if driver == ICE => finding.mend(to_roce(address)),
+            _ => finding.mend("rdma link show   # devices of RoCE and InfiniBand can be used"),
+        },
         Some(Refusal::NoLocks(_)) => finding.mend("unset MLX5_SINGLE_THREADED"),
         Some(Refusal::NoAddress { port }) => {
             let port = nic.ports.iter().find(|at| at.number == u32::from(*port));

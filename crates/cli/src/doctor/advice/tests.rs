@@ -3,6 +3,7 @@
 use headworks::devices::{Choice, Network, Refusal};
 use headworks::verbs::{Gid, Lid, Mtu};
 
+use super::super::environment::{Environment, FileSystem, Namespaces, Proc, Seccomp, Yama};
 use super::super::system_info::{HugePages, Nic, Port, UnusableDevice};
 use super::*;
 
@@ -36,7 +37,34 @@ fn port() -> Port {
     }
 }
 
-fn healthy() -> SystemInfo {
+/// The facts of a process on a machine where the software device works and nothing is restricted.
+fn open_environment() -> Environment {
+    Environment {
+        user: 1000,
+        registry: "/dev/shm/headworks-1000".into(),
+        shm: Some(FileSystem {
+            bytes: 1 << 30,
+            free: 1 << 29,
+            is_read_only: false,
+        }),
+        proc: Proc::Mounted { hiding: Vec::new() },
+        namespaces: Some(Namespaces {
+            is_first_pid: true,
+            is_first_user: true,
+            mapped_users: Some(1 << 32),
+        }),
+        memory_limits: Some(Vec::new()),
+        seccomp: Some(Seccomp {
+            is_filtered: false,
+            no_new_privs: false,
+        }),
+        yama: Yama::Scope(0),
+        is_dumpable: Some(true),
+        ..Environment::default()
+    }
+}
+
+pub(super) fn healthy() -> SystemInfo {
     SystemInfo {
         library: Some(Ok(vec!["mlx4_0".into(), "mlx5_0".into()])),
         devices: vec![Nic {
@@ -45,16 +73,18 @@ fn healthy() -> SystemInfo {
             may_open: true,
             opened: opened(Network::RoceV2, IPV4, Mtu::B4096),
             node: Some(1),
+            pci: Some(("0000:3b:00.0".into(), "mlx5_core".into())),
             ports: vec![port()],
         }],
         manager: Some(Ok(())),
         manager_file: ManagerFile::Open,
-        open_files: Some(65536),
+        memlock: Some(ResourceLimit::UNLIMITED),
+        open_files: limit(65536),
         cores: 8,
         governors: vec!["performance".into()],
         nodes: 2,
-        shm_bytes: Some(1 << 30),
-        ptrace_scope: Some(0),
+        environment: open_environment(),
+        soft: Some(Ok(())),
         huge: HugePages {
             total: 8,
             free: 8,
@@ -64,13 +94,21 @@ fn healthy() -> SystemInfo {
     }
 }
 
+/// A limit that cannot be raised.
+fn limit(most: u64) -> Option<ResourceLimit> {
+    Some(ResourceLimit {
+        soft: Some(most),
+        hard: Some(most),
+    })
+}
+
 fn limited(limits: &str) -> Vec<(String, String, std::path::PathBuf)> {
     let file = "/sys/fs/cgroup/x/rdma.max".into();
     vec![("mlx5_0".into(), limits.into(), file)]
 }
 
 /// Returns the findings that are not good: check, verdict, and the command that fixes it.
-fn complaints(facts: &SystemInfo) -> Vec<(&'static str, Verdict, String)> {
+pub(super) fn complaints(facts: &SystemInfo) -> Vec<(&'static str, Verdict, String)> {
     let findings = advise(facts);
     let bad = findings.into_iter().filter(|f| f.verdict != Verdict::Good);
     bad.map(|f| (f.check, f.verdict, f.mend.unwrap_or_default()))
@@ -83,7 +121,7 @@ fn a_healthy_machine_has_no_complaint_and_neither_has_one_without_devices() {
     let bare = SystemInfo {
         devices: Vec::new(),
         library: Some(Err("not there".into())),
-        memlock: Some(65536),
+        memlock: limit(65536),
         ..healthy()
     };
     assert_eq!(complaints(&bare), []);
@@ -129,9 +167,10 @@ fn missing_devices_are_reported_with_remedies_and_packages() {
 #[test]
 fn a_single_device_check_omits_unrelated_findings() {
     let mut facts = healthy();
-    (facts.ptrace_scope, facts.shm_bytes) = (Some(1), Some(1 << 20));
+    (facts.environment.yama, facts.environment.proc) = (Yama::Scope(1), Proc::Missing);
+    facts.environment.namespaces = None;
     assert_eq!(complaints(&facts).len(), 2);
-    facts.is_single_device = true;
+    (facts.is_single_device, facts.soft) = (true, None);
     assert_eq!(complaints(&facts), []);
 }
 
@@ -257,23 +296,19 @@ fn each_trouble_is_found_alone_and_has_its_command() {
             "numa_balancing=0",
         ),
         (
-            |f| f.memlock = Some(8 << 20),
+            |f| f.memlock = limit(8 << 20),
             "memlock",
             Broken,
             "ulimit -l",
         ),
+        (|f| f.memlock = None, "memlock", Improvable, ""),
         (
-            |f| f.open_files = Some(1024),
+            |f| f.open_files = limit(1024),
             "open files",
             Improvable,
-            "ulimit -n",
+            "prlimit --nofile=65536:65536",
         ),
-        (
-            |f| f.shm_bytes = Some(1 << 20),
-            "shared memory",
-            Improvable,
-            "/dev/shm",
-        ),
+        (|f| f.open_files = None, "open files", Improvable, ""),
         (
             |f| f.huge.free = 0,
             "huge pages",
@@ -286,12 +321,6 @@ fn each_trouble_is_found_alone_and_has_its_command() {
             "governor",
             Improvable,
             "performance",
-        ),
-        (
-            |f| f.ptrace_scope = Some(1),
-            "private memory",
-            Improvable,
-            "ptrace_scope=0",
         ),
     ];
     for (spoil, check, verdict, mend) in troubles {
@@ -307,10 +336,78 @@ fn each_trouble_is_found_alone_and_has_its_command() {
 }
 
 #[test]
+fn a_limit_of_open_files_is_raised_as_far_as_the_hard_one() {
+    let command = |hard| {
+        let mut facts = healthy();
+        facts.open_files = Some(ResourceLimit {
+            soft: Some(1024),
+            hard,
+        });
+        let said = complaints(&facts);
+        let [("open files", Improvable, command)] = &*said else {
+            panic!("{said:?}")
+        };
+        let findings = advise(&facts);
+        let finding = findings.iter().find(|f| f.check == "open files").unwrap();
+        let why = finding.why.as_deref().unwrap();
+        assert!(why.contains("the daemon raises its own"), "{why}");
+        format!("{}: {command}", finding.found)
+    };
+    let said = command(Some(8192));
+    assert_eq!(said, "1024 at most; hard limit 8192: ulimit -n 8192");
+    let said = command(None);
+    assert_eq!(said, "1024 at most; hard limit none: ulimit -n 65536");
+    let said = command(Some(2048));
+    assert!(
+        said.starts_with("1024 at most; hard limit 2048: prlimit"),
+        "{said}"
+    );
+}
+
+#[test]
+fn an_iwarp_device_that_also_has_roce_is_switched_to_it() {
+    let command = |driver: &str| {
+        let mut facts = healthy();
+        facts.devices[0].opened = unused(Refusal::Iwarp);
+        facts.devices[0].pci = Some(("0000:3b:00.0".into(), driver.into()));
+        let said = complaints(&facts);
+        let [("use", Broken, command)] = &*said else {
+            panic!("{said:?}")
+        };
+        command.clone()
+    };
+    let said = command("ice");
+    let at = |part: &str| {
+        let found = said.find(part);
+        found.unwrap_or_else(|| panic!("{part} is not in {said}"))
+    };
+    // The kernel refuses RoCE as long as iWARP is enabled.
+    let off = at(
+        "devlink dev param set pci/0000:3b:00.0 name enable_iwarp value false cmode runtime && ",
+    );
+    let on = at("devlink dev param set pci/0000:3b:00.0 name enable_roce value true cmode runtime");
+    assert!(off < on, "{said}");
+    // A driver without these parameters has an option of its module. What follows `#` is not executed.
+    assert!(
+        on < at("   # ") && at("   # ") < at("modprobe irdma roce_ena=1"),
+        "{said}"
+    );
+    assert_eq!(said.lines().count(), 1);
+    // These have no RoCE.
+    for driver in ["i40e", "cxgb4", "ice2"] {
+        let said = command(driver);
+        assert!(
+            said.starts_with("rdma link show") && !said.contains("devlink"),
+            "{said}"
+        );
+    }
+}
+
+#[test]
 fn in_a_container_the_command_is_the_containers() {
     let mut facts = healthy();
     facts.container = Some("Docker");
-    facts.memlock = Some(65536);
+    facts.memlock = limit(65536);
     facts.devices[0].uverbs = None;
     let said = complaints(&facts);
     assert!(

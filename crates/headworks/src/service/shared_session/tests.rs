@@ -1,6 +1,6 @@
 //! Tests calls against a fake daemon that breaks the protocol.
 
-use std::sync::mpsc;
+use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use headworks_client::Doorbell;
@@ -179,7 +179,8 @@ fn packets_that_a_stopped_daemon_does_not_take_are_kept() {
         read.send(()).expect("it waits");
     };
     Daemon::new().serve(says, |path| {
-        let shared = SharedSession::attach_within(path, "test", SHORT).expect("a daemon");
+        let mut shared = SharedSession::attach(path, "test").expect("a daemon");
+        Arc::get_mut(&mut shared).expect("nobody else's").patience = SHORT;
         let mut state = shared.lock().expect("no child");
         let mut sent = 0;
         let error = loop {
@@ -193,8 +194,10 @@ fn packets_that_a_stopped_daemon_does_not_take_are_kept() {
             matches!(error, ServiceError::DaemonSilent { .. }),
             "{error}"
         );
+        // A call that may not wait leaves the packet queued.
         state.session.unlisten(sent);
         sent += 1;
+        shared.exchange_now(&mut state).expect("no wait");
         full.send(sent).expect("it waits");
         goes_on.recv().expect("it goes on");
         soon("the rest", || shared.exchange(&mut state).ok());

@@ -142,7 +142,7 @@ fn claim_and_drop(registry: &Arc<Registry>) {
     let claim = hold(registry, "nic.0");
     let ours = inode(&claim);
     word(claim.segment()).fetch_add(1, Relaxed);
-    for (key, record) in registry.common_segments().expect("list") {
+    for (key, record) in registry.common_segments().expect("list").entries {
         assert_eq!((&key[..], record.inode), ("nic.0", ours));
     }
 }
@@ -169,7 +169,7 @@ fn it_is_one_memory_under_one_key_until_the_last_claim_is_dropped() {
     assert_eq!(word(&kept).load(Relaxed), 7);
     drop((again, other));
     assert!(!registry.path().exists());
-    assert!(registry.common_segments().expect("list").is_empty());
+    assert!(registry.common_segments().expect("list").entries.is_empty());
 }
 
 #[test]
@@ -180,7 +180,7 @@ fn observers_see_holders_and_segment_contents() {
     let _other = hold(&registry, "b");
     let (before, commons) = (
         entries(&registry),
-        registry.common_segments().expect("list"),
+        registry.common_segments().expect("list").entries,
     );
     let keys: Vec<_> = commons.iter().map(|(key, _)| &key[..]).collect();
     assert_eq!(keys, ["a.1", "b"]);
@@ -218,7 +218,7 @@ fn a_segment_outlives_its_creator_until_the_last_holder() {
     assert_eq!(second.ask("add"), "4");
     second.kill();
     third.kill();
-    assert!(registry.common_segments().expect("list").is_empty());
+    assert!(registry.common_segments().expect("list").entries.is_empty());
     let mut fourth = Holder::start(&registry);
     assert_eq!(fourth.ask("hold"), "first");
     assert_eq!(fourth.ask("add"), "1");
@@ -334,7 +334,7 @@ fn a_process_that_runs_another_program_now_holds_nothing() {
     let (_parent, registry) = new_registry();
     let mut holder = Holder::start(&registry);
     assert_eq!(holder.ask("hold"), "first");
-    let (_, record) = registry.common_segments().expect("list").remove(0);
+    let (_, record) = registry.common_segments().expect("list").entries.remove(0);
     holder.order("exec");
     let limit = Instant::now() + Duration::from_secs(60);
     let attach = || registry.attach_common_segment_read_only(&record);
@@ -351,9 +351,15 @@ fn a_process_that_runs_another_program_now_holds_nothing() {
 fn an_entry_that_leads_to_another_segment_or_to_none_is_nobodys() {
     let (_parent, registry) = new_registry();
     let (a, _b) = (hold(&registry, "a"), hold(&registry, "b"));
-    let of_b = registry.common_segments().expect("list").remove(1).1.object;
+    let of_b = registry
+        .common_segments()
+        .expect("list")
+        .entries
+        .remove(1)
+        .1
+        .object;
     for object in [of_b, of_b + 1] {
-        let (_, mut record) = registry.common_segments().expect("list").remove(0);
+        let (_, mut record) = registry.common_segments().expect("list").entries.remove(0);
         assert_eq!(record.inode, inode(&a));
         record.object = object;
         let left = registry.path().join(&a.entry.name);
@@ -399,7 +405,12 @@ fn an_unreadable_entry_is_refused_or_removed_if_ownerless() {
             .claim_common_segment("a", LEN, VERSION)
             .expect_err("odd");
         assert!(expected(&error), "{error}");
-        assert!(registry.common_segments().expect("list").is_empty());
+        let listing = registry.common_segments().expect("list");
+        assert!(listing.entries.is_empty());
+        let [(key, error)] = &listing.unreadable[..] else {
+            panic!("{listing:?}");
+        };
+        assert!(key == "a" && expected(error), "{key}: {error}");
     };
     refused(|error| matches!(error, RegistryError::Malformed { .. }));
     let mut newer = good.clone();

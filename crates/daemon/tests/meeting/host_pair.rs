@@ -1,0 +1,265 @@
+//! Two daemons with an application each, in one thread, and a clock that the test sets.
+
+use std::cell::Cell;
+use std::collections::VecDeque;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+
+use headworks_client::connection::Connection;
+use headworks_client::session::Event;
+use headworks_client::socket_message::Refusal;
+use headworks_client::{Extent, Session};
+use headworks_daemon::auth::Secret;
+use headworks_daemon::control::Message;
+use headworks_daemon::limits::DaemonLimits;
+use headworks_daemon::{Daemon, Identity, Output, PeerId, SessionId};
+use headworks_ring::view_of;
+use headworks_runtime::{ActorContext, StandaloneContext};
+use headworks_shm::{Registry, View};
+use headworks_softnic::SoftProvider;
+use headworks_verbs::{Access, Buffer, Device, Duration, Instant, Provider};
+
+thread_local! {
+    /// Time of this thread's hosts.
+    static NOW: Cell<Instant> = const { Cell::new(Instant::ZERO) };
+}
+
+/// Lets time pass for this thread's hosts.
+pub(crate) fn pass(time: Duration) {
+    NOW.set(NOW.get() + time);
+}
+
+/// Context of the daemons.
+const ALONE: StandaloneContext = StandaloneContext {
+    role: "daemon",
+    clock: || NOW.get(),
+};
+
+/// A daemon and one attached application.
+pub(crate) struct Host {
+    pub(crate) daemon: Daemon,
+    pub(crate) device: Arc<dyn Device>,
+    pub(crate) session: SessionId,
+    pub(crate) application: Session,
+    /// Stream to the other daemon.
+    pub(crate) peer: Option<PeerId>,
+    pub(crate) coming: VecDeque<Vec<u8>>,
+    pub(crate) events: Vec<Event>,
+}
+
+/// Two hosts. The directory of their fabric lives as long as this.
+pub(crate) struct HostPair {
+    pub(crate) hosts: [Host; 2],
+    /// Last connection that was made.
+    pub(crate) connection: Option<Box<Connection>>,
+    /// Messages sent, each with the number of its sender.
+    pub(crate) said: Vec<(usize, Message)>,
+    /// Which messages are lost, and which are kept until [`HostPair::deliver_delayed`].
+    pub(crate) lost: fn(&Message) -> bool,
+    pub(crate) delayed: fn(&Message) -> bool,
+    /// Messages that are kept, each with the number of its sender.
+    kept: Vec<(usize, Vec<u8>)>,
+    _directories: [tempfile::TempDir; 2],
+}
+
+pub(crate) const ADDRESSES: [&str; 2] = ["10.0.0.1", "10.0.0.2"];
+
+pub(crate) fn address(host: usize) -> IpAddr {
+    ADDRESSES[host].parse().expect("an address")
+}
+
+impl HostPair {
+    pub(crate) fn new(identities: [Identity; 2]) -> Self {
+        Self::on_fabrics(identities, [0, 0])
+    }
+
+    /// Two hosts whose devices are on these fabrics. Devices on different fabrics cannot reach each other.
+    pub(crate) fn on_fabrics(identities: [Identity; 2], fabric_of: [usize; 2]) -> Self {
+        let directories = [0, 1].map(|_| tempfile::tempdir().expect("a directory"));
+        let providers = directories.each_ref().map(|directory| {
+            let fabric = Registry::open_at(directory.path().join("fabric"));
+            SoftProvider::on(fabric.expect("a fabric"))
+        });
+        let mut number = 0;
+        let hosts = identities.map(|identity| {
+            number += 1;
+            let name = format!("soft:h{number}").parse().expect("a name");
+            let provider = &providers[fabric_of[number - 1]];
+            let device = provider.open(&name).expect("a device");
+            let mut daemon = Daemon::new(identity, device.clone(), DaemonLimits::default());
+            let session = daemon.session_up(1000);
+            Host {
+                daemon,
+                device,
+                session,
+                application: Session::new("test"),
+                peer: None,
+                coming: VecDeque::new(),
+                events: Vec::new(),
+            }
+        });
+        Self {
+            hosts,
+            connection: None,
+            said: Vec::new(),
+            lost: |_| false,
+            delayed: |_| false,
+            kept: Vec::new(),
+            _directories: directories,
+        }
+    }
+
+    /// Delivers the messages that were kept.
+    pub(crate) fn deliver_delayed(&mut self) {
+        for (own, message) in std::mem::take(&mut self.kept) {
+            self.hosts[1 - own].coming.push_back(message);
+        }
+    }
+
+    /// Returns the instance of the queue-pair group that was named last.
+    pub(crate) fn last_instance(&self) -> u32 {
+        let mut said = self.said.iter().rev();
+        let instance = said.find_map(|(_, message)| match message {
+            Message::BringUp { instance, .. } => Some(*instance),
+            _ => None,
+        });
+        instance.expect("a group was brought up")
+    }
+
+    /// Returns the two ends of the connection that was made.
+    pub(crate) fn ends(&mut self) -> (Box<Connection>, Box<Connection>) {
+        let near = self.connection.take().expect("it was made");
+        let events = std::mem::take(&mut self.hosts[1].events);
+        let far = events.into_iter().find_map(|event| match event {
+            Event::Incoming { connection, .. } => Some(connection),
+            _ => None,
+        });
+        (near, far.expect("it came"))
+    }
+
+    /// Allocates memory of an application.
+    pub(crate) fn alloc(&mut self, host: usize, len: u32) -> Extent {
+        self.hosts[host].application.alloc(len);
+        self.settle();
+        let events = &self.hosts[host].events;
+        let extent = events.iter().find_map(|event| match event {
+            Event::Allocated { extent, .. } => Some(*extent),
+            _ => None,
+        });
+        extent.expect("memory")
+    }
+
+    /// Steps both hosts and carries out their outputs. Returns whether there was anything to do.
+    pub(crate) fn step(&mut self) -> bool {
+        let mut did = false;
+        for own in 0..2 {
+            let host = &mut self.hosts[own];
+            did |=
+                host.daemon.step(&mut ActorContext::new(&mut { ALONE })) || !host.daemon.is_idle();
+            while let Some(packet) = host.application.output() {
+                did = true;
+                host.daemon
+                    .session_packet(host.session, &packet.bytes, None);
+            }
+            if let (Some(peer), Some(message)) = (host.peer, host.coming.pop_front()) {
+                did = true;
+                host.daemon.peer_message(peer, &message);
+            }
+            while let Some(output) = self.hosts[own].daemon.output() {
+                did = true;
+                self.obey(own, output);
+            }
+        }
+        did
+    }
+
+    pub(crate) fn obey(&mut self, own: usize, output: Output) {
+        let other = 1 - own;
+        match output {
+            Output::Dial(to) => {
+                assert_eq!(to, address(other));
+                self.hosts[own].peer = Some(self.hosts[own].daemon.peer_up(Some(to)));
+                self.hosts[other].peer = Some(self.hosts[other].daemon.peer_up(None));
+            }
+            Output::ToPeer { message, .. } => {
+                let decoded = Message::decode(&message).expect("its own");
+                let (is_lost, is_delayed) = ((self.lost)(&decoded), (self.delayed)(&decoded));
+                self.said.push((own, decoded));
+                match (is_lost, is_delayed) {
+                    (true, _) => {}
+                    (false, true) => self.kept.push((own, message)),
+                    (false, false) => self.hosts[other].coming.push_back(message),
+                }
+            }
+            // The stream belongs to a caller that is not the other host.
+            Output::HangUp(peer) if self.hosts[own].peer != Some(peer) => {}
+            Output::HangUp(_) => {
+                self.hosts[own].peer = None;
+                // The other host handles earlier messages first.
+                while let Some(message) = self.hosts[other].coming.pop_front() {
+                    if let Some(peer) = self.hosts[other].peer {
+                        self.hosts[other].daemon.peer_message(peer, &message);
+                    }
+                }
+                if let Some(peer) = self.hosts[other].peer.take() {
+                    self.hosts[other].daemon.peer_gone(peer);
+                }
+            }
+            Output::ToSession { packet, slab, .. } => {
+                let host = &mut self.hosts[own];
+                let view = slab.map(|slab| view(&host.device, &slab));
+                host.application.input(&packet, view).expect("a packet");
+                while let Some(event) = host.application.event() {
+                    host.events.push(event);
+                }
+            }
+            Output::EndSession(_) | Output::Signal { .. } => {}
+        }
+    }
+
+    pub(crate) fn settle(&mut self) {
+        for _ in 0..100_000 {
+            if !self.step() {
+                return;
+            }
+        }
+        panic!("the hosts never become idle");
+    }
+
+    /// Connects an application of the first host to one of the second. Returns the reason if it is refused.
+    pub(crate) fn connect(&mut self) -> Result<(), Refusal> {
+        self.hosts[1].application.listen(7, 4);
+        self.settle();
+        self.hosts[0]
+            .application
+            .connect(SocketAddr::new(address(1), 7));
+        self.settle();
+        let events = std::mem::take(&mut self.hosts[0].events);
+        let answer = events.into_iter().find_map(|event| match event {
+            Event::Connected { connection, .. } => {
+                self.connection = Some(connection);
+                Some(Ok(()))
+            }
+            Event::Refused { why, .. } => Some(Err(why)),
+            _ => None,
+        });
+        answer.expect("it was answered")
+    }
+}
+
+pub(crate) fn view(device: &Arc<dyn Device>, slab: &Arc<dyn Buffer>) -> View {
+    let pd = device.alloc_pd().expect("a domain");
+    let region = pd.register(slab, Access::NONE).expect("a region");
+    view_of(&region, 0)
+}
+
+pub(crate) fn identity(host: usize, secret: Option<&str>) -> Identity {
+    Identity {
+        secret: secret.map(|secret| Secret::new(secret.as_bytes()).expect("long enough")),
+        entropy: [host as u8; 32],
+        ..Identity::open(address(host), 1)
+    }
+}
+
+pub(crate) const ONE: &str = "the secret of all hosts";
+pub(crate) const OTHER: &str = "the secret of no other host";
