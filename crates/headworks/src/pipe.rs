@@ -22,6 +22,7 @@ mod accept_queue;
 mod endpoints;
 mod error;
 mod handshake;
+mod ring_bring_up;
 
 pub use endpoints::{PipeReceiver, PipeSender};
 pub use error::PipeError;

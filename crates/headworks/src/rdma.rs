@@ -28,8 +28,10 @@ use crate::devices;
 
 pub(crate) use listener::IncomingConnection;
 pub use listener::RdmaListener;
+pub(crate) use rejection_log::{Rejection, RejectionLog};
 
 mod listener;
+mod rejection_log;
 
 /// Kind of the devices that connect over RDMA; as a device name, any of them.
 pub const KIND: &str = "ibv";
@@ -200,13 +202,17 @@ fn connect_any<A, T>(
         let mut failed = no_address_error(address);
         for (tried, to) in there.iter().enumerate() {
             let more = usize::from(waits && failed.is_no_listener_yet());
-            let share = until.share(clock::now(), there.len() - tried + more);
+            let began = clock::now();
+            let share = until.share(began, there.len() - tried + more);
             let error = match call(to, &share) {
                 Err(error @ RdmaError::Manager { .. }) => error,
                 Err(RdmaError::ControlStream(NetError::Deadline { .. }))
                     if !until.is_over(clock::now()) =>
                 {
-                    let source = io::ErrorKind::TimedOut.into();
+                    // Rounds up to the time that was meant, in tenths of seconds.
+                    let tenths = share.left(began).nanos().div_ceil(100_000_000);
+                    let what = format!("no answer for {}.{} s", tenths / 10, tenths % 10);
+                    let source = io::Error::new(io::ErrorKind::TimedOut, what);
                     RdmaError::manager(address)(CmError::NoAnswer { source })
                 }
                 // An earlier attempt found that nobody listened; that is the cause, wherever the wait ends.
@@ -326,7 +332,7 @@ fn usable_gid_address(gid: Ipv6Addr) -> Option<IpAddr> {
 }
 
 /// Formats a caller's address for people.
-pub(crate) fn describe_caller(caller: Option<IpAddr>) -> String {
+fn describe_caller(caller: Option<IpAddr>) -> String {
     caller.map_or_else(|| "unknown".to_owned(), |caller| caller.to_string())
 }
 

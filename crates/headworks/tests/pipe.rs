@@ -2,7 +2,7 @@
 //! `HEADWORKS_IBV`, if they are named.
 
 use std::io::{self, Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::process::Command;
@@ -159,6 +159,16 @@ fn a_listener_at_an_address_turns_strangers_away_and_waits_on() {
     run_child("plays_strangers");
 }
 
+#[test]
+fn many_callers_that_stall_do_not_keep_out_the_next() {
+    run_child("plays_crowds");
+}
+
+#[test]
+fn a_listener_at_a_name_of_two_addresses_is_reached_at_both() {
+    run_child("plays_two_addresses");
+}
+
 /// Environment variable that a test above sets in its child process.
 const PLAYS: &str = "HEADWORKS_TEST_PLAYS";
 
@@ -195,10 +205,26 @@ fn is_turned_away(control: &mut ControlStream) {
     assert!(matches!(end, NetError::PeerGone), "{end}");
 }
 
+/// Frames a control message.
+fn frame(bytes: &[u8]) -> Vec<u8> {
+    [&(bytes.len() as u32).to_le_bytes(), bytes].concat()
+}
+
+/// Calls, greets and reads the welcome.
+fn greet(address: &str) -> TcpStream {
+    let hello = [b"H", &VERSION.to_le_bytes()[..], &[0]].concat();
+    let mut greets = TcpStream::connect(address).expect("it listens");
+    greets.write_all(&frame(&hello)).expect("sends");
+    let mut welcome = [0; 7];
+    greets.read_exact(&mut welcome).expect("a welcome");
+    let expected = frame(&[b"W", &VERSION.to_le_bytes()[..]].concat());
+    assert_eq!(welcome[..], expected);
+    greets
+}
+
 /// Makes calls that are no pipes of this version; each is turned away.
 fn strange_calls(address: &str) {
     let nowhere = [b"H", &VERSION.to_le_bytes()[..], &[9]].concat();
-    let frame = |bytes: &[u8]| [&(bytes.len() as u32).to_le_bytes(), bytes].concat();
     // Another protocol, an unknown greeting, an unknown direction.
     for bytes in [
         b"GET / HTTP/1.1\r\n\r\n".to_vec(),
@@ -220,16 +246,8 @@ fn strange_calls(address: &str) {
     is_turned_away(&mut other);
     // A caller that sends nothing is turned away in time, as is one that greets and does not go on.
     is_turned_away(&mut call(address));
-    let hello = [b"H", &VERSION.to_le_bytes()[..], &[0]].concat();
     for noise in [Some(&b"GET / HTTP/1.1"[..]), Some(b"HWbu"), None] {
-        let mut greets = TcpStream::connect(address).expect("it listens");
-        greets.write_all(&frame(&hello)).expect("sends");
-        let mut welcome = [0; 7];
-        greets.read_exact(&mut welcome).expect("a welcome");
-        assert_eq!(
-            welcome[..],
-            frame(&[b"W", &VERSION.to_le_bytes()[..]].concat())
-        );
+        let mut greets = greet(address);
         if let Some(noise) = noise {
             greets.write_all(noise).expect("sends");
             let _ = greets.read_to_end(&mut Vec::new());
@@ -237,37 +255,106 @@ fn strange_calls(address: &str) {
     }
 }
 
+/// Returns an address that was free a moment ago.
+fn free_address() -> String {
+    let found = TcpListener::bind("127.0.0.1:0").expect("a port");
+    found.local_addr().expect("its address").to_string()
+}
+
+fn patience() -> WaitOptions<'static> {
+    WaitOptions {
+        interrupt: None,
+        deadline: Some(until()),
+    }
+}
+
+/// Listens at `address`, and returns what the other side sends.
+fn receive(device: &DeviceName, address: &str) -> Result<Vec<u8>, PipeError> {
+    let Pipe::Receiver(receiver) = Pipe::listen(device, address, patience())? else {
+        panic!("the wrong way");
+    };
+    let mut sink = Vec::new();
+    receiver.receive_into(&mut sink, |_| {}).map(|_| sink)
+}
+
+fn send_hello(device: &DeviceName, address: &str) {
+    let pipe = Pipe::connect(device, address, Direction::ToListener, patience());
+    let Pipe::Sender(sender) = pipe.expect("it is accepted") else {
+        panic!("the wrong way");
+    };
+    sender.send_from(&mut &b"hello"[..], |_| {}).expect("sends");
+}
+
 #[test]
 fn plays_strangers() {
     if std::env::var_os(PLAYS).is_none() {
         return;
     }
+    let address = free_address();
     let [one, other] = devices();
-    let found = TcpListener::bind("127.0.0.1:0").expect("a port");
-    let address = found.local_addr().expect("its address").to_string();
-    drop(found);
-    let patience = WaitOptions {
-        interrupt: None,
-        deadline: Some(clock::now() + LIMIT),
-    };
     let received = thread::scope(|scope| {
-        let receiving = scope.spawn(|| {
-            let Pipe::Receiver(receiver) = Pipe::listen(&one, &address, patience)? else {
-                panic!("the wrong way");
-            };
-            let mut sink = Vec::new();
-            receiver.receive_into(&mut sink, |_| {}).map(|_| sink)
-        });
+        let receiving = scope.spawn(|| receive(&one, &address));
         strange_calls(&address);
         // One after another, they would take longer than the next caller waits for an answer.
         let mut silent: Vec<_> = (0..7).map(|_| call(&address)).collect();
-        let pipe = Pipe::connect(&other, &address, Direction::ToListener, patience);
-        let Pipe::Sender(sender) = pipe.expect("the next one is met") else {
-            panic!("the wrong way");
-        };
-        sender.send_from(&mut &b"hello"[..], |_| {}).expect("sends");
+        send_hello(&other, &address);
         silent.iter_mut().for_each(is_turned_away);
         receiving.join().expect("ends")
     });
     assert_eq!(received.expect("receives"), b"hello");
+}
+
+#[test]
+fn plays_crowds() {
+    if std::env::var_os(PLAYS).is_none() {
+        return;
+    }
+    let [one, other] = devices();
+    for (silent, stalling) in [(40, 0), (200, 0), (0, 20), (200, 20)] {
+        let address = free_address();
+        thread::scope(|scope| {
+            let receiving = scope.spawn(|| receive(&one, &address));
+            let silent: Vec<_> = (0..silent).map(|_| call(&address)).collect();
+            // The listener may not be there yet.
+            drop(call(&address));
+            let stalling: Vec<_> = (0..stalling).map(|_| greet(&address)).collect();
+            send_hello(&other, &address);
+            drop((silent, stalling));
+            let received = receiving.join().expect("ends");
+            assert_eq!(received.expect("receives"), b"hello");
+        });
+    }
+}
+
+#[test]
+fn plays_two_addresses() {
+    if std::env::var_os(PLAYS).is_none() {
+        return;
+    }
+    let found = ("localhost", 0).to_socket_addrs().expect("it resolves");
+    let found: Vec<_> = found.map(|at| at.ip()).collect();
+    let both = [
+        IpAddr::from(Ipv4Addr::LOCALHOST),
+        Ipv6Addr::LOCALHOST.into(),
+    ];
+    if !both.iter().all(|ip| found.contains(ip)) {
+        return println!("skipped: localhost has only the addresses {found:?}");
+    }
+    if let Err(error) = TcpListener::bind((Ipv6Addr::LOCALHOST, 0)) {
+        return println!("skipped: no IPv6 loopback address: {error}");
+    }
+    let [one, other] = devices();
+    for ip in both {
+        let free: SocketAddr = free_address().parse().expect("an address");
+        let (name, to) = (
+            format!("localhost:{}", free.port()),
+            SocketAddr::new(ip, free.port()),
+        );
+        thread::scope(|scope| {
+            let receiving = scope.spawn(|| receive(&one, &name));
+            send_hello(&other, &to.to_string());
+            let received = receiving.join().expect("ends");
+            assert_eq!(received.expect("receives"), b"hello");
+        });
+    }
 }

@@ -1,7 +1,7 @@
 //! Rendezvous of two processes: under a name in the registry, or at a network address.
 
 use std::io;
-use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
@@ -15,7 +15,10 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, connect, ipproto, sock
 use crate::clock;
 use crate::{ControlStream, NetError, WaitLimit};
 
+use tcp_listeners::TcpListeners;
+
 mod address;
+mod tcp_listeners;
 
 pub use address::RendezvousAddr;
 
@@ -33,7 +36,7 @@ pub struct Listener(ListenSocket);
 #[derive(Debug)]
 enum ListenSocket {
     Name(NameClaim),
-    Port(TcpListener),
+    Port(TcpListeners),
 }
 
 impl Listener {
@@ -48,26 +51,23 @@ impl Listener {
     }
 
     /// Listens at `address`, `HOST:PORT`; port 0 takes a free one. Resolves the host name, which may take as
-    /// long as the system's resolver does.
+    /// long as the system's resolver does. If the name has several addresses, listens at all of them with one
+    /// port. Logs a warning if some of them cannot be used, and fails if none can.
     pub fn bind_tcp(address: &str) -> Result<Self, NetError> {
-        let failed = |source| NetError::CannotListen {
-            address: address.to_owned(),
-            source,
-        };
-        let listener = TcpListener::bind(address).and_then(|listener| {
-            listener.set_nonblocking(true)?;
-            Ok(listener)
-        });
-        listener
-            .map(|port| Self(ListenSocket::Port(port)))
-            .map_err(failed)
+        let listeners = TcpListeners::bind(address)?;
+        Ok(Self(ListenSocket::Port(listeners)))
     }
 
-    /// The address at which it listens; `None` if it listens under a name.
+    /// The first address at which it listens; `None` if it listens under a name.
     pub fn address(&self) -> Option<SocketAddr> {
+        self.addresses().first().copied()
+    }
+
+    /// All addresses at which it listens; none if it listens under a name.
+    pub fn addresses(&self) -> Vec<SocketAddr> {
         match &self.0 {
-            ListenSocket::Name(_) => None,
-            ListenSocket::Port(listener) => listener.local_addr().ok(),
+            ListenSocket::Name(_) => Vec::new(),
+            ListenSocket::Port(listeners) => listeners.addresses(),
         }
     }
 
@@ -80,10 +80,7 @@ impl Listener {
                     let caller = claim.listener().accept();
                     caller.map(|(stream, _)| ControlStream::from_unix(stream))
                 }
-                ListenSocket::Port(listener) => {
-                    let caller = listener.accept();
-                    caller.map(|(stream, _)| ControlStream::from_tcp(stream))
-                }
+                ListenSocket::Port(listeners) => listeners.accept().map(ControlStream::from_tcp),
             };
             match control {
                 Ok(Ok(control)) => return Ok(Some(control)),
@@ -127,7 +124,7 @@ impl AsFd for Listener {
     fn as_fd(&self) -> BorrowedFd<'_> {
         match &self.0 {
             ListenSocket::Name(claim) => claim.listener().as_fd(),
-            ListenSocket::Port(listener) => listener.as_fd(),
+            ListenSocket::Port(listeners) => listeners.as_fd(),
         }
     }
 }
@@ -167,7 +164,8 @@ pub fn dial_wait<'u>(
 
 /// Connects to the process that listens at `address`, `HOST:PORT`, and waits for the answer. Resolves the
 /// host name, which may take as long as the system's resolver does. If there are several addresses, they are
-/// tried in turn until one answers; an address that does not answer leaves time for those behind it.
+/// tried in turn until one answers; an address that does not answer leaves time for those behind it. The error
+/// then names that address and the time that it had.
 pub fn dial_tcp<'u>(
     address: &str,
     until: impl Into<WaitLimit<'u>>,
@@ -207,9 +205,21 @@ fn is_refusal(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::ConnectionRefused
 }
 
+/// `at` did not answer within the time `allowed`.
+fn no_answer_error(at: &SocketAddr, allowed: Duration) -> io::Error {
+    // Rounds up to the time that was meant: the deadline was set a moment before.
+    let tenths = allowed.nanos().div_ceil(100_000_000);
+    let seconds = match tenths % 10 {
+        0 => (tenths / 10).to_string(),
+        tenth => format!("{}.{tenth}", tenths / 10),
+    };
+    let what = format!("{at} did not answer for {seconds} s");
+    io::Error::new(io::ErrorKind::TimedOut, what)
+}
+
 /// Tries one address after the other. The inner error is the network's. That nobody listens at one of the
-/// addresses takes precedence over the errors of the others. `again`: the caller will then try all of them
-/// once more.
+/// addresses takes precedence over the errors of the others, and that one did not answer over those that cannot
+/// be reached. `again`: if nobody listens, the caller will try all of them once more.
 fn connect_any(
     there: &[SocketAddr],
     again: bool,
@@ -218,16 +228,22 @@ fn connect_any(
     let mut failed = io::Error::from(io::ErrorKind::NotFound);
     for (tried, at) in there.iter().enumerate() {
         let more = usize::from(again && is_refusal(&failed));
-        let share = until.share(clock::now(), there.len() - tried + more);
+        let began = clock::now();
+        let share = until.share(began, there.len() - tried + more);
         let error = match connect_one(at, &share) {
             Ok(Ok(stream)) => return Ok(Ok(stream)),
             Ok(Err(errno)) => errno.into(),
             Err(NetError::Deadline { .. }) if !until.is_over(clock::now()) => {
-                io::ErrorKind::TimedOut.into()
+                no_answer_error(at, share.left(began))
             }
             Err(error) => return Err(error),
         };
-        if !is_refusal(&failed) {
+        let outranks = match failed.kind() {
+            io::ErrorKind::ConnectionRefused => false,
+            io::ErrorKind::TimedOut => is_refusal(&error),
+            _ => true,
+        };
+        if outranks {
             failed = error;
         }
     }
@@ -269,7 +285,7 @@ fn connect_one(
 mod tests {
     use super::*;
     use headworks_verbs::Instant;
-    use std::net::Ipv4Addr;
+    use std::net::{Ipv4Addr, TcpListener};
 
     fn limit() -> WaitLimit<'static> {
         WaitLimit::deadline(clock::now() + Duration::from_secs(60))
@@ -322,6 +338,32 @@ mod tests {
         let there = [silent, listener.local_addr().expect("its address")];
         let called = connect_any(&there, false, &limit()).expect("time enough");
         called.expect("the second one listens");
+    }
+
+    #[test]
+    fn an_address_that_does_not_answer_is_named_with_its_time_limit() {
+        let (silent, _held) = silent();
+        let ever = WaitLimit::deadline(Instant::FAR_FUTURE);
+        let called = connect_any(&[silent, unreachable()], false, &ever).expect("time enough");
+        let error = called.expect_err("nobody answers");
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+        let error = NetError::unreachable("host.example:7471")(error).to_string();
+        let expected = format!("host.example:7471: {silent} did not answer for 3 s");
+        assert_eq!(error, expected);
+    }
+
+    #[test]
+    fn a_time_limit_is_rounded_up_to_tenths_of_seconds() {
+        let at = SocketAddr::from((Ipv4Addr::LOCALHOST, 1));
+        for (nanos, seconds) in [
+            (3_000_000_000, "3"),
+            (1_999_999_990, "2"),
+            (1_500_000_000, "1.5"),
+            (40_000_000, "0.1"),
+        ] {
+            let said = no_answer_error(&at, Duration::from_nanos(nanos)).to_string();
+            assert_eq!(said, format!("127.0.0.1:1 did not answer for {seconds} s"));
+        }
     }
 
     #[test]

@@ -48,12 +48,17 @@ impl<'a> WaitLimit<'a> {
     /// The limit for the first of `tries` successive tries from `now` on. Each try gets an equal share of the
     /// time that is left, three seconds at most; the last one gets all of it.
     pub fn share(self, now: Instant, tries: usize) -> Self {
-        let left = self.deadline.since(now).nanos();
+        let left = self.left(now).nanos();
         let share = Duration::from_nanos(left / tries.max(1) as u64).min(TRY_MAX);
         match tries {
             0 | 1 => self,
             _ => self.no_later_than(now + share),
         }
+    }
+
+    /// Returns the time that is left at `now`.
+    pub fn left(&self, now: Instant) -> Duration {
+        self.deadline.since(now)
     }
 
     /// Whether the deadline has passed by `now`.

@@ -187,7 +187,7 @@ fn exercise(input: &mut Input<'_>, fabric: &Arc<Registry>, ours: &ContextRecord)
             }
         }
         _ => {
-            for (_, record) in fabric.common_segments().unwrap_or_default() {
+            for (_, record) in fabric.common_segments().unwrap_or_default().entries {
                 let _ = fabric.attach_common_segment_read_only(&record).map(drop);
             }
         }

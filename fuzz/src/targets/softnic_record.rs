@@ -119,7 +119,7 @@ impl DescriptorSource for FakeFiles {
 impl FakeContext {
     pub(super) fn new(input: &mut Input<'_>, fabric: &Arc<Registry>) -> Self {
         let listed = fabric.list_contexts().expect("the registry");
-        let (_, _, real) = listed.first().expect("the victim's");
+        let (_, real) = listed.entries.first().expect("the victim's");
         let mut client = DescriptorClient::connect(fabric, real.process)
             .expect("the registry")
             .expect("it lives");

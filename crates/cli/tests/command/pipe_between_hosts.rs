@@ -2,8 +2,9 @@
 //! `HEADWORKS_IBV` if it is set, otherwise soft hosts.
 
 use std::io::{Read, Write};
-use std::net::TcpListener;
+use std::net::{TcpListener, TcpStream};
 use std::process::Stdio;
+use std::time::Instant;
 
 use headworks::runtime::testing;
 use rustix::process::Signal;
@@ -148,6 +149,41 @@ fn an_unreachable_caller_is_named_and_the_next_accepted() {
     assert!(std::fs::read(&to).is_ok_and(|found| found == b"word"));
     hosts.fabric.is_clean();
     elsewhere.is_clean();
+}
+
+#[test]
+fn silent_callers_are_reported_in_few_lines() {
+    let hosts = Hosts::new();
+    let (from, to) = (hosts.fabric.file("from"), hosts.fabric.file("to"));
+    std::fs::write(&from, b"word").expect("writes");
+    let began = Instant::now();
+    let mut listener = hosts.listen(Stdio::null(), create(&to));
+    let mut silent = Vec::new();
+    until("the listener", || {
+        silent.extend(TcpStream::connect(&hosts.address));
+        !silent.is_empty()
+    });
+    for _ in 0..200 {
+        silent.push(TcpStream::connect(&hosts.address).expect("it listens"));
+    }
+    // These callers lost their places to others.
+    for caller in &mut silent[..100] {
+        assert!(matches!(caller.read(&mut [0]), Ok(0)));
+    }
+    let mut connector = hosts.connect(&[], open(&from), Stdio::null());
+    connector.expect_exit(0);
+    assert_eq!(listener.wait().code(), Some(0));
+    let said = listener.stderr_line();
+    // One line every ten seconds, and one at the end.
+    let most = 2 + began.elapsed().as_secs() as usize / 10;
+    assert!((1..=most).contains(&said.lines().count()), "{said}");
+    assert!(
+        said.contains("turned a caller away error=it did not greet"),
+        "{said}"
+    );
+    assert!(said.contains("turned more callers away"), "{said}");
+    assert!(std::fs::read(&to).is_ok_and(|found| found == b"word"));
+    hosts.fabric.is_clean();
 }
 
 /// Returns the error of a connector when a program at its address sends `answer` and closes.

@@ -352,7 +352,7 @@ fn write_some(sink: &impl AsFd, bytes: &[u8]) -> rustix::io::Result<usize> {
 }
 
 /// Whether a descriptor is ready now. One that cannot be polled counts as ready: its use reports the error.
-fn ready(fd: &impl AsFd, events: PollFlags) -> bool {
+pub(super) fn ready(fd: &impl AsFd, events: PollFlags) -> bool {
     let mut polled = [PollFd::new(fd, events)];
     let now = Timespec::default();
     !matches!(poll(&mut polled, Some(&now)), Ok(0) | Err(Errno::INTR))

@@ -71,6 +71,14 @@ pub enum PipeError {
         /// The name or address that was called.
         name: String,
     },
+    /// The process that answered closed the connection before the ring was connected.
+    #[error(
+        "{name}: the other side closed before the ring was connected: it accepted another caller, or ended"
+    )]
+    NotConnected {
+        /// The name or address that was called.
+        name: String,
+    },
     /// The other side closed or died before everything was delivered.
     #[error(
         "the other side is gone before everything was delivered ({delivered} bytes were passed on here)"
@@ -148,13 +156,10 @@ impl PipeError {
     }
 
     /// Whether the caller is at fault, before its ring was connected, and the next caller may succeed.
-    /// `is_over`: the listener's wait is over. `any_device`: callers choose among several devices.
-    pub(super) fn is_callers_fault(&self, is_over: bool, any_device: bool) -> bool {
+    /// `any_device`: callers choose among several devices.
+    pub(super) fn is_callers_fault(&self, any_device: bool) -> bool {
         match self {
-            Self::Version { .. } | Self::Protocol(_) | Self::Ungreeted | Self::PeerGone { .. } => {
-                true
-            }
-            Self::Deadline { .. } => !is_over,
+            Self::PeerGone { .. } => true,
             Self::Meeting(NetError::BringUp(error)) => {
                 !matches!(error, BringUpError::Modify(ModifyError::Forked))
             }
@@ -213,16 +218,9 @@ mod tests {
 
     #[test]
     fn one_callers_failure_is_not_the_listeners() {
-        let late = || PipeError::Deadline {
-            what: "connecting",
-            name: "h:1".to_owned(),
-            seconds: 5,
-        };
         let no_memory = ResourceError::NoSpace("locked memory".to_owned());
         for (error, is_callers_fault) in [
-            (PipeError::Version { found: 9 }, [true, true]),
             (PipeError::PeerGone { delivered: 0 }, [true, true]),
-            (late(), [true, true]),
             (
                 PipeError::Meeting(BringUpError::NotHeadworks.into()),
                 [true, true],
@@ -241,9 +239,8 @@ mod tests {
             (PipeError::Interrupted, [false, false]),
             (PipeError::Meeting(NetError::Full), [false, false]),
         ] {
-            let found = [false, true].map(|any_device| error.is_callers_fault(false, any_device));
+            let found = [false, true].map(|any_device| error.is_callers_fault(any_device));
             assert_eq!(found, is_callers_fault, "{error}");
         }
-        assert!(!late().is_callers_fault(true, true), "the wait is over");
     }
 }

@@ -1,23 +1,23 @@
 //! Connects the two sides and agrees on which way the bytes go.
 
-use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use headworks_net::{
-    ControlStream, NetError, RendezvousAddr, WaitLimit, clock, dial, dial_tcp, dial_tcp_wait,
-    dial_wait,
+    ControlStream, Listener, NetError, RendezvousAddr, WaitLimit, clock, dial, dial_tcp,
+    dial_tcp_wait, dial_wait,
 };
 use headworks_shm::Registry;
 use headworks_verbs::{Device, DeviceName, Duration, Instant};
 
-use super::accept_queue::{AcceptQueue, AcceptedPeer, HELLO_TIMEOUT_NETWORK, PipeListener};
+use super::accept_queue::{AcceptQueue, GreetedCaller, NetworkListener, receive_hello};
+use super::ring_bring_up::RingEnd;
 use super::{PipeError, PipeReceiver, PipeSender, VERSION, ring};
 use crate::blocking::{BlockingReceiver, BlockingSender};
 use crate::connect::{self, ConnectError};
 use crate::rdma::{self, RdmaError};
 
-/// How long the other side may take to answer once it is there.
+/// How long the other side may take to answer once it is there, if no deadline extends it.
 pub(super) const HELLO_TIMEOUT: Duration = rdma::ANSWER_TIMEOUT;
 
 pub(super) const HELLO: u8 = b'H';
@@ -45,8 +45,10 @@ pub enum Pipe {
 pub struct WaitOptions<'a> {
     /// Ends the wait when it is readable.
     pub interrupt: Option<BorrowedFd<'a>>,
-    /// When the two sides must be connected. Once the other side is there, its answers have time limits of
-    /// their own.
+    /// When the two sides must be connected. Without a deadline, a listener waits for a caller without limit, and
+    /// a connector waits 10 seconds for each step: to reach the listener, for its answer, and for the ring. A
+    /// listener limits the time of each caller as well, as [`Pipe::listen`] says. Resolving a host name takes as
+    /// long as the system's resolver does, whatever the deadline.
     pub deadline: Option<Instant>,
 }
 
@@ -65,8 +67,8 @@ impl<'a> WaitOptions<'a> {
         self.until(self.deadline.unwrap_or(Instant::FAR_FUTURE))
     }
 
-    /// Returns the limit for an answer that may take `takes` from now, and how long was allowed, for errors.
-    /// If the deadline comes first, it is the limit, and the time allowed counts from `began`.
+    /// Returns the limit for an answer of a caller that may take `takes` from now, and how long was allowed, for
+    /// errors. If the deadline comes first, it is the limit, and the time allowed counts from `began`.
     fn answer(&'a self, began: Instant, takes: Duration) -> (WaitLimit<'a>, Duration) {
         let by = clock::now() + takes;
         match self.deadline.filter(|deadline| *deadline < by) {
@@ -75,16 +77,20 @@ impl<'a> WaitOptions<'a> {
         }
     }
 
+    /// Returns the limit for a step of a connector: the deadline, if there is one. Also returns how long was
+    /// allowed, for errors; until a deadline that counts from `began`.
+    fn step_of_connector(&'a self, began: Instant) -> (WaitLimit<'a>, Duration) {
+        match self.deadline {
+            Some(deadline) => (self.until(deadline), deadline.since(began)),
+            None => (self.until(clock::now() + HELLO_TIMEOUT), HELLO_TIMEOUT),
+        }
+    }
+
     /// Returns how long the other side had to arrive; without a deadline, how long it has to answer once it
     /// is there.
     pub(super) fn allowed(&self, began: Instant) -> Duration {
         self.deadline
             .map_or(HELLO_TIMEOUT, |deadline| deadline.since(began))
-    }
-
-    /// Whether the deadline has passed or the interrupt has come.
-    pub(super) fn is_over(&self) -> bool {
-        self.arrival().is_over(clock::now())
     }
 }
 
@@ -95,46 +101,50 @@ impl Pipe {
     /// prefix `rdma:` they connect over RDMA, and then the device name `ibv` alone selects the device that
     /// leads there.
     ///
-    /// Anybody may connect to an address. A caller that does not greet as a pipe of this version, or does not
-    /// go on to connect its ring, is turned away: at once, or after 5 seconds of silence (10 over RDMA, until
-    /// it has greeted). Then others are waited for. Up to eight callers are held until they greet, and the
-    /// first to greet is accepted. More wait until one is turned away; all wait while the accepted one
-    /// connects its ring.
+    /// If the host's name has several addresses, it listens at all of them over TCP, and at the first that can be
+    /// used over RDMA. A warning names addresses that are not used.
+    ///
+    /// Anybody may connect to an address. A caller that does not greet as a pipe of this version is turned away.
+    /// So is one that does not go on to connect its ring. The first caller whose ring is connected becomes the
+    /// other side. The time limits of each caller are:
+    ///
+    /// | step | under a name | over TCP | over RDMA |
+    /// |---|---|---|---|
+    /// | establish the connection | | | 10 s |
+    /// | then greet | 10 s | 5 s | 10 s |
+    /// | then connect the ring | 10 s | 5 s | 5 s |
+    ///
+    /// At an address, up to 64 callers (8 over RDMA) are held until they greet, and up to 8 that have greeted
+    /// connect their rings at the same time. If all places are taken, a new caller takes the place of the oldest.
+    /// Under a name, where only processes of the same user can connect, the first caller is the only one, and its
+    /// failure is the listener's.
     pub fn listen(
         device: &DeviceName,
         name: &str,
         patience: WaitOptions<'_>,
     ) -> Result<Self, PipeError> {
         let began = clock::now();
-        let door = PipeListener::open(device, name)?;
-        let mut callers = AcceptQueue::new(&door, name);
-        if !door.is_network_address() {
-            let greeted = callers.accept(began, &patience)?;
-            drop(callers);
-            // Frees the name for the next pair.
-            drop(door);
-            return greeted.connect((name, patience.answer(began, HELLO_TIMEOUT)), &patience);
-        }
-        loop {
-            let greeted = callers.accept(began, &patience)?;
-            // Callers that fail one after another must not extend the wait.
-            patience
-                .arrival()
-                .wait_until("connecting", clock::now())
-                .map_err(deadline_error(name, patience.allowed(began)))?;
-            let caller = greeted.control.peer_host();
-            let limit = patience.answer(began, HELLO_TIMEOUT_NETWORK);
-            match greeted.connect((name, limit), &patience) {
-                Err(error) if error.is_callers_fault(patience.is_over(), door.is_any_device()) => {
-                    log_rejected_caller(name, caller, &error);
-                }
-                pipe => return pipe,
+        let listener = match parse_address(name)? {
+            RendezvousAddr::Name(name) => {
+                return listen_under_name(device, &name, began, &patience);
             }
-        }
+            RendezvousAddr::Tcp(address) => {
+                let device = crate::open(device)?;
+                NetworkListener::Tcp(device, Listener::bind_tcp(&address)?)
+            }
+            RendezvousAddr::Rdma(address) => {
+                let listening = rdma::RdmaListener::at(&address, device);
+                let listening =
+                    listening.map_err(|error| rdma_error(name, HELLO_TIMEOUT, error))?;
+                NetworkListener::Rdma(Box::new(listening))
+            }
+        };
+        AcceptQueue::new(&listener, name).accept(began, &patience)
     }
 
     /// Connects to the listener under `name`, and tells it which way the bytes go. Waits for a listener
-    /// only if a deadline is given.
+    /// only if a deadline is given. All steps may then last until the deadline; [`WaitOptions::deadline`] has the
+    /// limits without one.
     pub fn connect(
         device: &DeviceName,
         name: &str,
@@ -145,7 +155,7 @@ impl Pipe {
         let (device, mut control) = call_listener(device, name, &patience)?;
         let reverse = direction == Direction::ToConnector;
         let said = control.send_control(&encode_hello(HELLO, &[reverse.into()]));
-        let (until, allowed) = patience.answer(began, HELLO_TIMEOUT);
+        let (until, allowed) = patience.step_of_connector(began);
         let welcome = said
             .and_then(|()| control.recv_control_wait(until))
             .map_err(no_answer_error(name, allowed))?;
@@ -155,31 +165,64 @@ impl Pipe {
             },
             error => error,
         })?;
-        let limit = patience.answer(began, HELLO_TIMEOUT);
-        connect_ring(&device, control, !reverse, (name, limit), &patience)
+        let limit = patience.step_of_connector(began);
+        let ring = connect_ring(&device, &mut control, !reverse, name, limit)?;
+        Self::over(ring, control, &device, &patience)
+    }
+
+    /// Returns this side of a pipe over a connected ring.
+    pub(super) fn over(
+        ring: RingEnd,
+        control: ControlStream,
+        device: &Arc<dyn Device>,
+        patience: &WaitOptions<'_>,
+    ) -> Result<Self, PipeError> {
+        let failed = PipeError::waiting;
+        match ring {
+            RingEnd::Sender(sender) => {
+                let mut sender = BlockingSender::new(sender, control).map_err(failed(0))?;
+                if let Some(interrupt) = &patience.interrupt {
+                    sender.interrupt_on(interrupt).map_err(failed(0))?;
+                }
+                Ok(Self::Sender(PipeSender::new(sender, device.clone())))
+            }
+            RingEnd::Receiver(receiver) => {
+                let mut receiver = BlockingReceiver::new(receiver, control).map_err(failed(0))?;
+                if let Some(interrupt) = &patience.interrupt {
+                    receiver.interrupt_on(interrupt).map_err(failed(0))?;
+                }
+                Ok(Self::Receiver(PipeReceiver::new(receiver, device.clone())))
+            }
+        }
     }
 }
 
-/// Name at which a ring is connected, the time limit, and how long was allowed.
-type Limit<'a> = (&'a str, (WaitLimit<'a>, Duration));
-
-impl AcceptedPeer {
-    /// Answers the greeting, and connects the ring.
-    fn connect(self, at: Limit<'_>, patience: &WaitOptions<'_>) -> Result<Pipe, PipeError> {
-        let Self {
-            device,
-            mut control,
-            direction,
-        } = self;
-        let (name, (until, allowed)) = at;
-        control.send_control(&encode_hello(WELCOME, &[]))?;
-        let sends = direction == Direction::ToConnector;
-        // The connector starts the bring-up, whose bytes are not framed like the greetings.
+/// Waits under a name for the one caller that becomes the other side.
+fn listen_under_name(
+    device: &DeviceName,
+    name: &str,
+    began: Instant,
+    patience: &WaitOptions<'_>,
+) -> Result<Pipe, PipeError> {
+    let device = crate::open(device)?;
+    let listener = Listener::bind(&registry()?, name)?;
+    let mut control = listener
+        .accept(patience.arrival())
+        .map_err(deadline_error(name, patience.allowed(began)))?;
+    let (until, allowed) = patience.answer(began, HELLO_TIMEOUT);
+    let direction = loop {
+        if let Some(direction) = receive_hello(&mut control)? {
+            break direction;
+        }
         until
-            .wait_readable("connecting", &control)
+            .wait_readable("waiting for a greeting", &control)
             .map_err(deadline_error(name, allowed))?;
-        connect_ring(&device, control, sends, at, patience)
-    }
+    };
+    // Frees the name for the next pair.
+    drop(listener);
+    GreetedCaller::welcome(device, control, direction)?
+        .connect(name, patience.answer(began, HELLO_TIMEOUT))?
+        .into_pipe(patience)
 }
 
 /// Returns the device that a pipe at `name` uses if the caller names none.
@@ -201,10 +244,7 @@ fn call_listener(
 ) -> Result<DeviceAndControl, PipeError> {
     let began = clock::now();
     let waits = patience.deadline.is_some();
-    let (until, allowed) = match waits {
-        true => (patience.arrival(), patience.allowed(began)),
-        false => patience.answer(began, HELLO_TIMEOUT),
-    };
+    let (until, allowed) = patience.step_of_connector(began);
     let (device, control) = match parse_address(name)? {
         RendezvousAddr::Name(name) => {
             let (device, fabric) = (crate::open(device)?, registry()?);
@@ -293,12 +333,6 @@ fn no_answer_error(name: &str, allowed: Duration) -> impl FnOnce(NetError) -> Pi
     }
 }
 
-/// Logs a caller that came to an address and could not be connected.
-pub(super) fn log_rejected_caller(name: &str, caller: Option<IpAddr>, error: &PipeError) {
-    let caller = rdma::describe_caller(caller);
-    tracing::warn!(%error, caller, name, "turned a caller away");
-}
-
 pub(super) fn encode_hello(kind: u8, rest: &[u8]) -> Vec<u8> {
     let mut bytes = vec![kind];
     bytes.extend_from_slice(&VERSION.to_le_bytes());
@@ -323,37 +357,27 @@ pub(super) fn decode_hello(kind: u8, bytes: &[u8]) -> Result<&[u8], PipeError> {
 fn connect_error(name: &str, allowed: Duration) -> impl FnOnce(ConnectError) -> PipeError {
     move |error| match error {
         ConnectError::Setup(error) => error.into(),
+        ConnectError::ControlStream(NetError::PeerGone) => PipeError::NotConnected {
+            name: name.to_owned(),
+        },
         ConnectError::ControlStream(error) => deadline_error(name, allowed)(error),
     }
 }
 
-/// Makes and connects the ring.
+/// Makes and connects the ring of a connector.
 fn connect_ring(
     device: &Arc<dyn Device>,
-    mut control: ControlStream,
+    control: &mut ControlStream,
     sends: bool,
-    (name, (until, allowed)): Limit<'_>,
-    patience: &WaitOptions<'_>,
-) -> Result<Pipe, PipeError> {
-    let (ring, failed) = (ring(), connect_error(name, allowed));
-    if sends {
-        let sender = connect::sender(device, &ring, &mut control, until).map_err(failed)?;
-        let mut sender = BlockingSender::new(sender, control).map_err(PipeError::waiting(0))?;
-        if let Some(interrupt) = &patience.interrupt {
-            sender
-                .interrupt_on(interrupt)
-                .map_err(PipeError::waiting(0))?;
-        }
-        return Ok(Pipe::Sender(PipeSender::new(sender, device.clone())));
-    }
-    let receiver = connect::receiver(device, &ring, &mut control, until).map_err(failed)?;
-    let mut receiver = BlockingReceiver::new(receiver, control).map_err(PipeError::waiting(0))?;
-    if let Some(interrupt) = &patience.interrupt {
-        receiver
-            .interrupt_on(interrupt)
-            .map_err(PipeError::waiting(0))?;
-    }
-    Ok(Pipe::Receiver(PipeReceiver::new(receiver, device.clone())))
+    name: &str,
+    (until, allowed): (WaitLimit<'_>, Duration),
+) -> Result<RingEnd, PipeError> {
+    let ring = ring();
+    let connected = match sends {
+        true => connect::sender(device, &ring, control, until).map(RingEnd::Sender),
+        false => connect::receiver(device, &ring, control, until).map(RingEnd::Receiver),
+    };
+    connected.map_err(connect_error(name, allowed))
 }
 
 #[cfg(test)]
@@ -396,6 +420,27 @@ mod tests {
         assert_eq!(within(Some(600)), whole);
         let short = (Duration::from_secs(3), [false, true, true, true]);
         assert_eq!(within(Some(3)), short);
+    }
+
+    #[test]
+    fn a_deadline_extends_the_steps_of_a_connector() {
+        let began = clock::now();
+        let within = |seconds: Option<u64>| {
+            let deadline = seconds.map(|seconds| began + Duration::from_secs(seconds));
+            let patience = WaitOptions {
+                deadline,
+                interrupt: None,
+            };
+            let (until, allowed) = patience.step_of_connector(began);
+            let ends = |seconds| until.is_over(began + Duration::from_secs(seconds));
+            (allowed, [2, 9, 59, 600].map(ends))
+        };
+        let no_deadline = (HELLO_TIMEOUT, [false, false, true, true]);
+        assert_eq!(within(None), no_deadline);
+        let long = (Duration::from_secs(60), [false, false, false, true]);
+        assert_eq!(within(Some(60)), long);
+        let short = (Duration::from_secs(1), [true; 4]);
+        assert_eq!(within(Some(1)), short);
     }
 
     #[test]

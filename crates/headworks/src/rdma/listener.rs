@@ -10,8 +10,8 @@ use headworks_net::{NetError, WaitLimit, clock};
 use headworks_verbs::{DeviceName, Instant};
 
 use super::{
-    ANSWER_TIMEOUT, EstablishedControl, RdmaError, check_greeting, describe_caller, devices_of,
-    no_address_error, open_control, resolve, source_of, usable_gid_address,
+    ANSWER_TIMEOUT, EstablishedControl, RdmaError, Rejection, RejectionLog, check_greeting,
+    devices_of, no_address_error, open_control, resolve, source_of, usable_gid_address,
 };
 use crate::devices;
 
@@ -21,25 +21,35 @@ pub struct RdmaListener {
     listener: CmListener,
     address: String,
     device: DeviceName,
+    rejections: RejectionLog,
 }
 
 impl RdmaListener {
     /// Listens at `address`, `HOST:PORT`, for callers that come through `device`; `ibv` alone means any
-    /// device. Refuses an address of another RDMA device, or of no RDMA device: no caller could reach it.
-    /// Resolving the host takes as long as the system's resolver does.
+    /// device. Refuses an address of another RDMA device, or of no RDMA device: no caller could reach it. If
+    /// the host has several addresses, listens at the first that can be used, and logs which. Resolving the
+    /// host takes as long as the system's resolver does.
     pub fn at(address: &str, device: &DeviceName) -> Result<Self, RdmaError> {
         source_of(device)?;
-        let at = resolve(address)?;
-        let at = at.first().ok_or_else(|| no_address_error(address))?;
+        let there = resolve(address)?;
         let failed = RdmaError::manager(address);
-        let listener = CmListener::at(at).map_err(&failed)?;
-        listener
-            .check(device)
-            .map_err(|error| failed(error.into()))?;
+        let listener = first_usable(&there, |at| {
+            let listener = CmListener::at(at).map_err(&failed)?;
+            listener
+                .check(device)
+                .map_err(|error| failed(error.into()))?;
+            Ok(listener)
+        });
+        let listener = listener.unwrap_or_else(|| Err(no_address_error(address)))?;
+        if there.len() > 1 {
+            let (count, at) = (there.len(), listener.address());
+            tracing::warn!("rdma:{address} has {count} addresses: listening at {at} only");
+        }
         Ok(Self {
             listener,
             address: address.to_owned(),
             device: device.clone(),
+            rejections: RejectionLog::default(),
         })
     }
 
@@ -121,8 +131,13 @@ impl RdmaListener {
         if !error.is_callers_fault(is_over, any_device) {
             return Err(error);
         }
-        let caller = describe_caller(caller);
-        tracing::warn!(%error, caller, "turned a caller away");
+        let kind = match error {
+            RdmaError::ControlStream(NetError::Deadline { .. }) => Rejection::Silent,
+            _ => Rejection::Failed,
+        };
+        let now = clock::now();
+        self.rejections
+            .log(kind, now, &self.address, caller, &error);
         Ok(())
     }
 }
@@ -132,6 +147,22 @@ impl AsFd for RdmaListener {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.listener.as_fd()
     }
+}
+
+/// Listens at the first address that can be used. Fails with the first error if none can. Returns `None` if
+/// there is no address.
+fn first_usable<A, T, E>(
+    there: &[A],
+    mut listen: impl FnMut(&A) -> Result<T, E>,
+) -> Option<Result<T, E>> {
+    let mut failed = None;
+    for at in there {
+        match listen(at) {
+            Ok(listener) => return Some(Ok(listener)),
+            Err(error) => failed = failed.or(Some(error)),
+        }
+    }
+    failed.map(Err)
 }
 
 /// Refuses a caller, and tells it by our greeting which program refused.
@@ -214,5 +245,18 @@ impl AsFd for IncomingConnection<'_> {
     /// Readable when a step has something to do.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.asked.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_host_is_served_at_the_first_of_its_addresses_that_can_be_used() {
+        let odd = |at: &u32| (at % 2 == 1).then_some(*at).ok_or(*at);
+        assert_eq!(first_usable(&[2, 4, 5, 7], odd), Some(Ok(5)));
+        assert_eq!(first_usable(&[2, 4], odd), Some(Err(2)));
+        assert_eq!(first_usable(&[], odd), None);
     }
 }

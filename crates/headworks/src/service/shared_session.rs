@@ -124,6 +124,7 @@ impl SharedSession {
         name: &str,
         patience: Duration,
     ) -> Result<Arc<Self>, ServiceError> {
+        let until = clock::now() + patience;
         let socket =
             PacketSocket::dial_within(path, patience).map_err(|source| match source.kind() {
                 io::ErrorKind::WouldBlock => silent(path, patience),
