@@ -27,7 +27,7 @@ pub(crate) struct Environment {
     /// Restrictions that the program puts on itself first.
     prepare: Prepare,
     /// The environment that it meets, which is of the same user unless the row is about other users.
-    pub(crate) beside: &'static Environment,
+    pub(crate) beside: &'static Self,
 }
 
 const PID: &[&str] = &["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"];
