@@ -44,9 +44,15 @@ impl Registry {
             });
         }
         let locked = self.lock()?;
-        let taken = self.clean(&locked.dir)?;
-        let free = (0..CONTEXTS_MAX).find(|&index| !taken.contains(&(host, index)));
-        let index = free.ok_or(RegistryError::Full {
+        let mut taken = self.clean_if_dead(&locked.dir)?;
+        let free_in = |taken: &BTreeSet<_>| {
+            (0..CONTEXTS_MAX).find(|&index| !taken.contains(&(host, index)))
+        };
+        if free_in(&taken).is_none() {
+            // Perhaps entries are left whose process has no entry at all.
+            taken = self.clean(&locked.dir)?;
+        }
+        let index = free_in(&taken).ok_or(RegistryError::Full {
             limit: CONTEXTS_MAX,
         })?;
         let entry = self.write_entry(&locked.dir, &file_name(host, index), &record.to_bytes());
@@ -106,6 +112,19 @@ impl Registry {
             self.remove_if_empty(&locked);
         }
         Ok(())
+    }
+
+    /// Does what [`Registry::clean`] does if a process has died since the last time. Otherwise only names are read: with
+    /// a thousand processes, reading the entries of each would take most of the time of opening a device.
+    pub(super) fn clean_if_dead(
+        &self,
+        dir: &OwnedFd,
+    ) -> Result<BTreeSet<(HostKey, u16)>, RegistryError> {
+        if self.has_dead(dir)? {
+            return self.clean(dir);
+        }
+        let names = self.entries(dir)?;
+        Ok(names.iter().filter_map(|name| parse_file_name(name)).collect())
     }
 
     /// Removes the entries of dead processes and returns the indices in use. The caller holds the lock.

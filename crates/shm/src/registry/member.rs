@@ -240,7 +240,7 @@ impl Registry {
     }
 
     /// Returns whether a slot has no living holder.
-    fn has_dead(&self, dir: &OwnedFd) -> Result<bool, RegistryError> {
+    pub(super) fn has_dead(&self, dir: &OwnedFd) -> Result<bool, RegistryError> {
         for name in self.entries(dir)? {
             let slot = parse_file_name(&name).filter(|slot| name == file_name(*slot));
             if slot.is_some()
