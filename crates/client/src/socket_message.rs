@@ -150,7 +150,7 @@ pub enum Reply {
         doorbell: Extent,
         /// Upper bound of handles, exclusive.
         handles: u32,
-        /// Address that the daemon serves; `None` before version [`ADDRESS_SINCE`].
+        /// Address that the daemon serves: there from version [`ADDRESS_SINCE`] on, and only then.
         address: Option<IpAddr>,
     },
     /// A slab; its memory file comes with the message.
@@ -491,15 +491,18 @@ impl Reply {
         };
         let (kind, mut of) = Decoder::of(message)?;
         let reply = match kind {
-            1 => Self::Attached {
-                version: of.u16()?,
-                doorbell: of.extent()?,
-                handles: of.u32()?,
-                address: match of.is_at_end() {
-                    true => None,
-                    false => Some(of.address_without_port()?),
-                },
-            },
+            1 => {
+                let version = of.u16()?;
+                Self::Attached {
+                    version,
+                    doorbell: of.extent()?,
+                    handles: of.u32()?,
+                    address: match version >= ADDRESS_SINCE {
+                        true => Some(of.address_without_port()?),
+                        false => None,
+                    },
+                }
+            }
             2 => Self::Slab { number: of.u32()? },
             3 => Self::Connected {
                 request: of.u32()?,

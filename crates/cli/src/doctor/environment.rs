@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn the_nearest_part_of_the_registrys_path_is_examined() {
+    fn the_nearest_part_of_the_path_of_the_registry_is_examined() {
         let root = root(&[("run/user/file", "")]);
         let place = |registry: &str| {
             let facts = Environment::read(root.path(), registry.into());

@@ -204,11 +204,6 @@ impl<'m> Decoder<'m> {
         }
     }
 
-    /// Whether the whole message was read.
-    pub fn is_at_end(&self) -> bool {
-        self.0.is_empty()
-    }
-
     /// Checks that the whole message was read.
     ///
     /// # Errors

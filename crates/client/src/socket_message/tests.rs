@@ -10,10 +10,6 @@ fn address() -> impl Strategy<Value = SocketAddr> {
     prop_oneof![v4, v6]
 }
 
-fn host() -> impl Strategy<Value = Option<std::net::IpAddr>> {
-    proptest::option::of(address().prop_map(|address| address.ip()))
-}
-
 fn extent() -> impl Strategy<Value = Extent> {
     any::<(u32, u32, u64)>().prop_map(|(slab, len, offset)| Extent { slab, len, offset })
 }
@@ -89,12 +85,12 @@ fn reply() -> impl Strategy<Value = Reply> {
         (number(), number())
             .prop_map(|(request, export_id)| Reply::Exported { request, export_id }),
         number().prop_map(|request| Reply::Revoked { request }),
-        (any::<u16>(), extent(), number(), host()).prop_map(
+        (0..4u16, extent(), number(), address()).prop_map(
             |(version, doorbell, handles, address)| Reply::Attached {
                 version,
                 doorbell,
                 handles,
-                address,
+                address: (version >= ADDRESS_SINCE).then(|| address.ip()),
             }
         ),
         number().prop_map(|number| Reply::Slab { number }),

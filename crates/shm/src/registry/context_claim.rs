@@ -45,9 +45,8 @@ impl Registry {
         }
         let locked = self.lock()?;
         let mut taken = self.clean_if_dead(&locked.dir)?;
-        let free_in = |taken: &BTreeSet<_>| {
-            (0..CONTEXTS_MAX).find(|&index| !taken.contains(&(host, index)))
-        };
+        let free_in =
+            |taken: &BTreeSet<_>| (0..CONTEXTS_MAX).find(|&index| !taken.contains(&(host, index)));
         if free_in(&taken).is_none() {
             // Perhaps entries are left whose process has no entry at all.
             taken = self.clean(&locked.dir)?;
@@ -124,7 +123,10 @@ impl Registry {
             return self.clean(dir);
         }
         let names = self.entries(dir)?;
-        Ok(names.iter().filter_map(|name| parse_file_name(name)).collect())
+        Ok(names
+            .iter()
+            .filter_map(|name| parse_file_name(name))
+            .collect())
     }
 
     /// Removes the entries of dead processes and returns the indices in use. The caller holds the lock.
