@@ -138,7 +138,7 @@ int hw_attach(const char *socket_path, const char *name);
  * the backlog. EHOSTUNREACH: no route to the host, no daemon on it, or the link
  * between the devices of the two hosts does not come up. ETIMEDOUT: the host
  * did not answer (no connection to its daemon for 5 seconds, no answer for 10),
- * or the listener's backlog was full for 10 seconds. EACCES: not allowed, or
+ * or the listener's backlog was full for 8 seconds. EACCES: not allowed, or
  * its daemon has another secret. EMFILE: a limit is reached. ENOMEM.
  * EAFNOSUPPORT: another address family. */
 int hw_connect(const struct sockaddr *to, socklen_t len, int flags);
@@ -153,7 +153,7 @@ int hw_finish(int fd, int flags);
 
 /* Listens at a port, 0 for any free one. At most `backlog` connections wait to
  * be accepted: 0 means 1, and a negative number 4096. Further callers wait
- * until one is accepted, at most 10 seconds: see hw_connect(). The daemon
+ * until one is accepted, at most 8 seconds: see hw_connect(). The daemon
  * listens only at its own address: pass that, INADDR_ANY or in6addr_any.
  *
  * EADDRNOTAVAIL: another address. EADDRINUSE: the port is taken. EMFILE,

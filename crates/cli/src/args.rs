@@ -111,13 +111,14 @@ pub(crate) struct Top {
     /// Soft hosts to watch: soft for all, soft:HOST for one.
     #[arg(long, default_value = headworks::DEFAULT_DEVICE, value_parser = device)]
     pub(crate) device: DeviceName,
-    /// Watch a daemon instead, its applications and links. WHICH is its IP address (default 127.0.0.1), or
-    /// where it serves its metrics: a path or IP:PORT.
+    /// Watch a daemon instead, its applications and links. WHICH is its IP address, the path of the
+    /// socket that applications attach to, or where it serves its metrics: a path or IP:PORT [default:
+    /// $HEADWORKS_DAEMON, else 127.0.0.1].
     #[arg(
         long,
         value_name = "WHICH",
         num_args = 0..=1,
-        default_missing_value = "127.0.0.1",
+        default_missing_value = "",
         conflicts_with_all = ["device", "qps"]
     )]
     pub(crate) daemon: Option<String>,

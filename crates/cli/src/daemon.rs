@@ -300,7 +300,9 @@ fn check_sockets(at: &str, sockets: &[PathBuf]) -> anyhow::Result<()> {
     }
     for (number, path) in sockets.iter().enumerate() {
         check_path(at, path)?;
-        if sockets[..number].contains(path) {
+        let is_same =
+            |other: &PathBuf| std::path::absolute(other).ok() == std::path::absolute(path).ok();
+        if sockets[..number].iter().any(is_same) {
             return Err(exit_status::bad_input(format_args!(
                 "{at} {}: it is named twice; name each socket once",
                 path.display()
@@ -349,8 +351,11 @@ fn default_config_file() -> anyhow::Result<Option<PathBuf>> {
             Err(error)
                 if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {}
             Err(error) => {
-                let line = format!("{}: {error}", path.display());
-                return Err(exit_status::bad_input(line));
+                return Err(exit_status::bad_input(format_args!(
+                    "{}: {error}: the daemon looks there because of HOME or XDG_CONFIG_HOME; change them, or name a \
+                     file with --config",
+                    path.display()
+                )));
             }
         }
     }

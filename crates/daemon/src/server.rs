@@ -250,6 +250,8 @@ struct Inner {
     /// Number of domains whose wake-up descriptors are in epoll.
     watched: u64,
     is_armed: bool,
+    /// Whether the daemon says farewell.
+    is_ending: bool,
     /// Time until which no callers are accepted.
     closed_until: Option<Instant>,
     since: Instant,
@@ -329,6 +331,7 @@ impl DaemonServer {
             teller,
             watched: 0,
             is_armed: false,
+            is_ending: false,
             closed_until: None,
             since: clock::now(),
             device: device.info().name.to_string(),
@@ -383,6 +386,7 @@ impl DaemonServer {
                 left => DaemonExit::Cut(left),
             };
         }
+        self.inner.is_ending = true;
         self.inner.daemon.stop();
         self.inner.apply();
         let until = clock::now() + FAREWELL;

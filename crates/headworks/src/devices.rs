@@ -178,6 +178,7 @@ pub(crate) fn is_wrong_registry(error: &RegistryError) -> bool {
             | RegistryError::Owner { .. }
             | RegistryError::Mode { .. }
             | RegistryError::Make { .. }
+            | RegistryError::DanglingLink { .. }
             | RegistryError::NotDirectory { .. }
             | RegistryError::PathTooLong { .. }
     )

@@ -169,6 +169,11 @@ pub enum ServiceError {
 
 fn no_daemon(path: &str, source: &io::Error) -> String {
     match source.kind() {
+        io::ErrorKind::PermissionDenied if Path::new(path).metadata().is_err() => {
+            format!(
+                "no daemon can be looked for at {path}: {source}: its directory is closed to this user"
+            )
+        }
         io::ErrorKind::PermissionDenied => format!(
             "the daemon at {path} may not be attached to: {source}: it serves its own user only, unless it is started \
              with --users all"

@@ -67,6 +67,8 @@ use Verdict::{Broken, Improvable};
 const IN_CONTAINER: &str = "docker run --device=/dev/infiniband --ulimit memlock=-1 …";
 /// Bytes that programs with rings of a few MiB register.
 const MEMLOCK_MIN: u64 = 64 << 20;
+/// Files that a pipe holds open, standard streams included.
+pub(super) const OPEN_FILES_PIPE: u64 = 32;
 /// Files that a few hundred rings hold open.
 const OPEN_FILES_MIN: u64 = 4096;
 /// Limit of open files that is enough for everything.
@@ -209,13 +211,18 @@ fn open_files(facts: &SystemInfo) -> Finding {
     if soft >= OPEN_FILES_MIN {
         return Finding::good(check, found);
     }
-    let finding = Finding::bad(Improvable, check, found).because(
-        "each segment, channel and connection is an open file: hundreds of rings exceed the limit; the daemon raises \
-         its own to the hard limit",
-    );
+    let finding = match soft < OPEN_FILES_PIPE {
+        true => Finding::bad(Broken, check, found).because(
+            "each segment, channel and connection is an open file, and a single pipe needs more of them",
+        ),
+        false => Finding::bad(Improvable, check, found).because(
+            "each segment, channel and connection is an open file: hundreds of rings exceed the limit; the daemon \
+             raises its own to the hard limit",
+        ),
+    };
     let reach = hard.unwrap_or(OPEN_FILES_ENOUGH).min(OPEN_FILES_ENOUGH);
     match facts.container {
-        _ if reach >= OPEN_FILES_MIN => finding.mend(format!("ulimit -n {reach}")),
+        _ if reach >= OPEN_FILES_MIN || soft < OPEN_FILES_PIPE && reach >= OPEN_FILES_PIPE => finding.mend(format!("ulimit -n {reach}")),
         Some(_) => finding.mend("docker run --ulimit nofile=65536:65536 …"),
         None => finding.mend(
             "prlimit --nofile=65536:65536 --pid $$   # as root; for all logins: nofile in /etc/security/limits.conf",

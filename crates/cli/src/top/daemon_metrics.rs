@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::net::IpAddr;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
@@ -17,7 +18,20 @@ use super::text::{bytes, cut, plain, uptime, without_controls};
 use crate::args::Top;
 use crate::exit_status::bad_input;
 
+/// Returns the path of a daemon's metrics: `path` itself, or the default one of the daemon whose applications attach at
+/// `path`.
+fn metrics_at(path: PathBuf) -> PathBuf {
+    let of_socket = metrics_of(&path);
+    if of_socket.exists() { of_socket } else { path }
+}
+
 pub(super) fn run(which: &str, args: &Top) -> anyhow::Result<()> {
+    let named = std::env::var("HEADWORKS_DAEMON").unwrap_or_default();
+    let which = match (which, &*named) {
+        ("", "") => "127.0.0.1",
+        ("", named) => named,
+        (which, _) => which,
+    };
     let bare = which
         .strip_prefix('[')
         .and_then(|rest| rest.strip_suffix(']'))
@@ -25,6 +39,7 @@ pub(super) fn run(which: &str, args: &Top) -> anyhow::Result<()> {
     let address = bare.parse::<IpAddr>().map(|address| address.to_canonical());
     let at = match (address, which.parse()) {
         (Ok(address), _) => MetricsAt::Path(metrics_of(&socket_of(address))),
+        (_, Ok(Metrics::At(MetricsAt::Path(path)))) => MetricsAt::Path(metrics_at(path)),
         (_, Ok(Metrics::At(at))) => at,
         _ => {
             return Err(bad_input(format_args!(

@@ -133,7 +133,11 @@ impl Inner {
         match control.send_control(message) {
             Ok(()) => drop(self.unsaid.insert(peer)),
             Err(error) => {
-                tracing::warn!("cannot send a message to another daemon: {error}");
+                // A daemon that stops says farewell also to itself, and to others that stop too.
+                match self.is_ending {
+                    true => tracing::debug!("cannot send a farewell to another daemon: {error}"),
+                    false => tracing::warn!("cannot send a message to another daemon: {error}"),
+                }
                 self.lose(peer);
             }
         }

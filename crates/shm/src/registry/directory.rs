@@ -3,6 +3,7 @@
 use std::fs::DirBuilder;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::DirBuilderExt;
+use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -48,6 +49,14 @@ fn write_turn(lock: &OwnedFd) {
         return;
     }
     let _ = pwrite(lock, &turn.to_le_bytes(), 0);
+}
+
+/// Returns the part of a path that is a symbolic link to nothing, if one is.
+fn dangling_link(path: &Path) -> Option<&Path> {
+    path.ancestors().find(|part| {
+        let is_link = part.symlink_metadata().is_ok_and(|at| at.is_symlink());
+        is_link && part.metadata().is_err()
+    })
 }
 
 /// The directory, locked against changes by others until dropped.
@@ -99,7 +108,12 @@ impl Registry {
             {
                 Ok(()) => {}
                 Err(error) => match Errno::from_io_error(&error) {
-                    Some(Errno::EXIST) => {}
+                    Some(Errno::EXIST) => {
+                        if let Some(link) = dangling_link(&self.path) {
+                            let path = link.to_owned();
+                            return Err(RegistryError::DanglingLink { path });
+                        }
+                    }
                     Some(Errno::NOSPC | Errno::DQUOT) => {
                         return Err(self.no_space(0, "its file system"));
                     }

@@ -34,12 +34,18 @@ pub enum RegistryError {
         path: PathBuf,
     },
     /// The directory cannot be made.
-    #[error("the registry {} cannot be made: {source}: set HEADWORKS_FABRIC to a directory that you may write to", path.display())]
+    #[error("the registry {} cannot be made (set HEADWORKS_FABRIC to a directory that you may write to): {source}", path.display())]
     Make {
         /// The directory.
         path: PathBuf,
         /// The system's error.
         source: io::Error,
+    },
+    /// A part of the path is a symbolic link to nothing.
+    #[error("{} is a symbolic link to nothing: set HEADWORKS_FABRIC to a directory", path.display())]
+    DanglingLink {
+        /// The link.
+        path: PathBuf,
     },
     /// There is no room for an entry.
     #[error("no room in the registry {}: {limit} is too small, {wanted} more bytes and 2 more files would be enough", path.display())]

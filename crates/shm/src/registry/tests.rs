@@ -222,6 +222,10 @@ fn directories_that_others_can_reach_are_refused() {
         Registry::open_at(&link),
         Err(RegistryError::NotDirectory { .. })
     ));
+    let dangling = parent.path().join("dangling");
+    std::os::unix::fs::symlink("nowhere", &dangling).expect("symlink");
+    let error = Registry::open_at(dangling.join("below")).expect_err("nothing");
+    assert!(matches!(error, RegistryError::DanglingLink { path } if path == dangling));
     fs::write(parent.path().join("file"), "").expect("write");
     let error = Registry::open_at(parent.path().join("file")).expect_err("a file");
     assert!(matches!(error, RegistryError::NotDirectory { .. }));

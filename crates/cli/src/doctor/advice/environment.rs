@@ -8,6 +8,7 @@ use super::super::environment::{Environment, Namespaces, Proc, Yama};
 use super::super::soft_device::Unusable;
 use super::super::system_info::SystemInfo;
 use super::Finding;
+use super::OPEN_FILES_PIPE;
 use super::Verdict::{Broken, Improvable};
 
 /// Free bytes that the registry and the wake-ups of a few thousand processes take.
@@ -49,6 +50,13 @@ pub(super) fn advise(facts: &SystemInfo) -> Vec<Finding> {
 /// Returns why the software device does not work, and the command that helps.
 fn reason(facts: &SystemInfo, unusable: &Unusable) -> (String, String) {
     let environment = &facts.environment;
+    let files = facts.open_files.and_then(|limit| limit.soft);
+    if let Some(files) = files.filter(|files| *files < OPEN_FILES_PIPE) {
+        let why = format!(
+            "{files} files may be open at most (ulimit -n), and a pipe needs {OPEN_FILES_PIPE}"
+        );
+        return (why, "ulimit -n 4096".to_owned());
+    }
     if unusable.is_registry {
         return registry_reason(environment, facts.container);
     }

@@ -177,7 +177,7 @@ fn a_single_device_check_omits_unrelated_findings() {
 #[test]
 fn each_trouble_is_found_alone_and_has_its_command() {
     type Spoil = fn(&mut SystemInfo);
-    let troubles: [(Spoil, &str, Verdict, &str); 26] = [
+    let troubles: [(Spoil, &str, Verdict, &str); 27] = [
         (
             |f| f.library = Some(Err("gone".into())),
             "libibverbs",
@@ -309,6 +309,12 @@ fn each_trouble_is_found_alone_and_has_its_command() {
             "prlimit --nofile=65536:65536",
         ),
         (|f| f.open_files = None, "open files", Improvable, ""),
+        (
+            |f| f.open_files = limit(31),
+            "open files",
+            Broken,
+            "ulimit -n",
+        ),
         (
             |f| f.huge.free = 0,
             "huge pages",
