@@ -313,7 +313,7 @@ fn each_trouble_is_found_alone_and_has_its_command() {
             |f| f.open_files = limit(31),
             "open files",
             Broken,
-            "ulimit -n",
+            "nofile=65536",
         ),
         (
             |f| f.huge.free = 0,
