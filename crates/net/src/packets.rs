@@ -139,10 +139,16 @@ impl PacketSocket {
     /// The errors of recvmsg(2).
     pub fn recv(&self) -> io::Result<RecvOutcome> {
         let mut bytes = [0; PACKET_MAX];
-        let came = match descriptor_passing::receive(&self.0, &mut bytes) {
+        let mut receive = || match descriptor_passing::receive(&self.0, &mut bytes) {
             // The other end closed before it had received everything. The kernel reports this once, ahead of
             // what the other end had sent.
             Err(Errno::CONNRESET) => descriptor_passing::receive(&self.0, &mut bytes),
+            came => came,
+        };
+        let came = match receive() {
+            // The kernel looks at the queue first and at the shutdown then. A packet that was sent in between is still
+            // to come.
+            Ok(end) if end.len == 0 && end.descriptors.is_empty() => receive(),
             came => came,
         };
         let ReceivedMessage {
