@@ -1,4 +1,4 @@
-//! What the software RNIC needs of the operating system, and whether this process has it. `headworks doctor` shows
+//! The system calls and files that the software RNIC needs, and whether this process has them. `headworks doctor` shows
 //! it.
 //!
 //! ```

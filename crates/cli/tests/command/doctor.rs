@@ -1,4 +1,4 @@
-//! What `headworks doctor` says of the software device is what other commands then find.
+//! `headworks doctor` examines the software device, and other commands then find what it reported.
 
 use std::ffi::OsStr;
 use std::path::Path;

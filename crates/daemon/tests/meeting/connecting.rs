@@ -45,10 +45,7 @@ fn answers(host: &mut Host) -> Vec<(u32, bool)> {
 
 #[test]
 fn requests_beyond_the_backlog_wait_until_a_connection_is_taken() {
-    let mut pair = HostPair::new([identity(0, Some(ONE)), identity(1, Some(ONE))]);
-    pair.hosts[1].application.listen(7, 1);
-    pair.settle();
-    let to = SocketAddr::new(address(1), 7);
+    let (mut pair, to) = listening_pair();
     let requests = [(); 4].map(|()| pair.hosts[0].application.connect(to));
     pair.settle();
     assert_eq!(answers(&mut pair.hosts[0]), [(requests[0], true)]);
@@ -71,10 +68,7 @@ fn requests_beyond_the_backlog_wait_until_a_connection_is_taken() {
 /// An application that ends while its request waits takes no place in the backlog.
 #[test]
 fn a_waiting_request_of_a_gone_application_makes_room_for_the_next() {
-    let mut pair = HostPair::new([identity(0, Some(ONE)), identity(1, Some(ONE))]);
-    pair.hosts[1].application.listen(7, 1);
-    pair.settle();
-    let to = SocketAddr::new(address(1), 7);
+    let (mut pair, to) = listening_pair();
     pair.hosts[0].application.connect(to);
     pair.settle();
     assert_eq!(answers(&mut pair.hosts[0]).len(), 1);
@@ -132,17 +126,18 @@ fn refusals(host: &mut Host) -> Vec<Refusal> {
     events.into_iter().filter_map(refusal).collect()
 }
 
-fn two_hosts() -> HostPair {
-    HostPair::new([identity(0, Some(ONE)), identity(1, Some(ONE))])
+/// Two hosts, and the address of a listener at the second one whose backlog is 1.
+fn listening_pair() -> (HostPair, SocketAddr) {
+    let mut pair = HostPair::new([identity(0, Some(ONE)), identity(1, Some(ONE))]);
+    pair.hosts[1].application.listen(7, 1);
+    pair.settle();
+    (pair, SocketAddr::new(address(1), 7))
 }
 
 #[test]
 fn thousands_of_requests_that_wait_in_vain_are_refused_and_disturb_nothing() {
     const REQUESTS: usize = 1500;
-    let mut pair = two_hosts();
-    pair.hosts[1].application.listen(7, 1);
-    pair.settle();
-    let to = SocketAddr::new(address(1), 7);
+    let (mut pair, to) = listening_pair();
     for _ in 0..REQUESTS {
         pair.hosts[0].application.connect(to);
     }
@@ -174,10 +169,7 @@ fn thousands_of_requests_that_wait_in_vain_are_refused_and_disturb_nothing() {
 
 #[test]
 fn waiting_requests_are_refused_when_the_daemon_drains() {
-    let mut pair = two_hosts();
-    pair.hosts[1].application.listen(7, 1);
-    pair.settle();
-    let to = SocketAddr::new(address(1), 7);
+    let (mut pair, to) = listening_pair();
     let _both = [(); 2].map(|()| pair.hosts[0].application.connect(to));
     pair.settle();
     pair.hosts[0].events.clear();
@@ -188,15 +180,11 @@ fn waiting_requests_are_refused_when_the_daemon_drains() {
 
 #[test]
 fn a_link_that_stays_silent_is_given_up_and_leaves_no_ends() {
-    let mut pair = two_hosts();
-    pair.hosts[1].application.listen(7, 1);
-    pair.settle();
+    let (mut pair, to) = listening_pair();
     // The messages that bring the queue pairs up are lost.
     pair.lost = |message| matches!(message, Message::BringUp { .. });
     for _ in 0..3 {
-        pair.hosts[0]
-            .application
-            .connect(SocketAddr::new(address(1), 7));
+        pair.hosts[0].application.connect(to);
         pair.settle();
         assert_eq!(refusals(&mut pair.hosts[0]), [], "it is too early");
         pass(Duration::from_secs(11));
@@ -214,19 +202,14 @@ fn a_link_that_stays_silent_is_given_up_and_leaves_no_ends() {
     // Once they arrive, connections are made.
     pair.lost = |_| false;
     pair.hosts[1].application.took(1);
-    let request = pair.hosts[0]
-        .application
-        .connect(SocketAddr::new(address(1), 7));
+    let request = pair.hosts[0].application.connect(to);
     pair.settle();
     assert_eq!(answers(&mut pair.hosts[0]), [(request, true)]);
 }
 
 #[test]
 fn ends_that_are_confirmed_too_late_give_their_places_back() {
-    let mut pair = two_hosts();
-    pair.hosts[1].application.listen(7, 1);
-    pair.settle();
-    let to = SocketAddr::new(address(1), 7);
+    let (mut pair, to) = listening_pair();
     pair.delayed = |message| matches!(message, Message::Confirm { .. });
     pair.hosts[0].application.connect(to);
     pair.settle();
@@ -245,10 +228,7 @@ fn ends_that_are_confirmed_too_late_give_their_places_back() {
 
 #[test]
 fn a_group_that_fails_before_the_confirmation_takes_no_place_in_the_backlog() {
-    let mut pair = two_hosts();
-    pair.hosts[1].application.listen(7, 1);
-    pair.settle();
-    let to = SocketAddr::new(address(1), 7);
+    let (mut pair, to) = listening_pair();
     for _ in 0..3 {
         pair.delayed = |message| matches!(message, Message::Confirm { .. });
         pair.hosts[0].application.connect(to);

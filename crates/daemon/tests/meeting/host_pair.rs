@@ -54,8 +54,9 @@ pub(crate) struct HostPair {
     pub(crate) connection: Option<Box<Connection>>,
     /// Messages sent, each with the number of its sender.
     pub(crate) said: Vec<(usize, Message)>,
-    /// Which messages are lost, and which are kept until [`HostPair::deliver_delayed`].
+    /// Whether the test loses a message.
     pub(crate) lost: fn(&Message) -> bool,
+    /// Whether the test keeps a message until [`HostPair::deliver_delayed`].
     pub(crate) delayed: fn(&Message) -> bool,
     /// Messages that are kept, each with the number of its sender.
     kept: Vec<(usize, Vec<u8>)>,

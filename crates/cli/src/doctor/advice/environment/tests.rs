@@ -249,7 +249,7 @@ fn a_small_file_system_of_the_registry_is_improvable() {
     };
     let finding = only(&facts, "shared memory", Improvable);
     assert!(mend(&finding).contains("--shm-size"), "{finding:?}");
-    // What matters is the file system of the registry.
+    // The verdict depends on the file system of the registry.
     let finding = only(&small("/volume/registry"), "shared memory", Improvable);
     let expected = "/dev/shm is not used: the registry is /volume/registry, with 2 MiB free";
     assert_eq!(finding.found, expected);
@@ -373,7 +373,7 @@ fn unknown_facts_are_listed() {
                     Yama's ptrace_scope";
     assert_eq!(finding.found, expected);
     assert_eq!(mend(&finding), "mount -t proc proc /proc");
-    // What is unknown has no finding that says something else.
+    // The doctor reports an unknown fact as unknown, and draws no conclusion from it.
     let checks: Vec<_> = advise_all(&facts)
         .iter()
         .map(|finding| finding.check)
