@@ -7,6 +7,7 @@ mod many_connections;
 mod os_transports;
 mod peer_process;
 mod small_messages;
+mod stall_limit;
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -23,6 +24,7 @@ use crate::exit_status::{self, interrupted};
 use crate::interruptible_sleep::sleep_unless_interrupted;
 
 pub(crate) use peer_process::run as run_child;
+use stall_limit::StepCount;
 
 /// Longest wait for the next step of the other process.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -221,6 +223,18 @@ impl Demo {
         }
     }
 
+    /// Runs an exchange of the step `step` with the other process. It ends with an error once it has counted no
+    /// step for [`PATIENCE`].
+    fn with_stall_limit<T>(
+        &self,
+        other: &PeerProcess,
+        step: &str,
+        exchange: impl FnOnce(&StepCount) -> anyhow::Result<T>,
+    ) -> anyhow::Result<T> {
+        let limit = StepLimit::of(step, PATIENCE);
+        stall_limit::with_stall_limit(other, &self.interrupt, &limit, exchange)
+    }
+
     /// Waits for the other process to end, and returns what it wrote. `step` names the wait in the error.
     fn finish(&self, other: PeerProcess, step: &str) -> anyhow::Result<String> {
         self.finish_within(other, &StepLimit::of(step, PATIENCE))
@@ -275,6 +289,15 @@ impl<'a> StepLimit<'a> {
     fn of(step: &'a str, limit: Duration) -> Self {
         let until = clock::now() + limit;
         Self { step, limit, until }
+    }
+
+    /// Returns the error of an exchange that stood still for the limit.
+    fn stalled(&self) -> anyhow::Error {
+        anyhow!(
+            "{}: nothing moved for {} s",
+            self.step,
+            self.limit.as_secs_f64()
+        )
     }
 
     /// Returns the error of a step that took too long. `what` says what the other process did not do.
@@ -351,6 +374,41 @@ mod tests {
         });
         let limit = std::time::Duration::from_secs(60);
         result.recv_timeout(limit).expect("a wait that ends")
+    }
+
+    #[test]
+    fn an_exchange_that_stands_still_ends_at_the_limit() {
+        let demo = demo();
+        let limit = StepLimit::of("a step", Duration::from_millis(500));
+        let mut other = process("read line; echo one; exec sleep 1000");
+        let (mut to, mut from) = (
+            other.0.stdin.take().unwrap(),
+            other.0.stdout.take().unwrap(),
+        );
+        let (answered, result) = std::sync::mpsc::channel();
+        let stalled = std::thread::spawn(move || {
+            let exchange = |steps: &StepCount| {
+                to.write_all(b"line\n")?;
+                let mut byte = [0];
+                while from.read(&mut byte)? > 0 {
+                    steps.count();
+                    answered.send(byte[0])?;
+                }
+                Ok(())
+            };
+            let stalled = stall_limit::with_stall_limit(&other, &demo.interrupt, &limit, exchange);
+            stalled.map_err(|error| error.to_string())
+        });
+        let limit = std::time::Duration::from_secs(60);
+        let answer = || result.recv_timeout(limit);
+        assert_eq!([answer(), answer(), answer(), answer()], b"one\n".map(Ok));
+        // The sender is gone once the exchange has ended.
+        assert_eq!(
+            answer(),
+            Err(std::sync::mpsc::RecvTimeoutError::Disconnected)
+        );
+        let expected = "a step: nothing moved for 0.5 s";
+        assert_eq!(stalled.join().unwrap(), Err(expected.to_owned()));
     }
 
     #[test]

@@ -11,7 +11,7 @@ use anyhow::{Context, anyhow};
 use headworks::net::clock;
 use headworks::pipe::{Direction, Pipe, WaitOptions};
 
-use super::{Demo, LONGEST_S, PATIENCE, TimeLimit, print_line, speed, unique};
+use super::{Demo, LONGEST_S, PATIENCE, PeerProcess, TimeLimit, print_line, speed, unique};
 use crate::progress::Progress;
 
 /// Bytes generated if no path is given.
@@ -80,7 +80,7 @@ impl Demo {
         let other = self.spawn(&["check", &name])?;
         let mut source = Hashed::new(&mut source);
         let began = Instant::now();
-        let bytes = self.send(&name, &mut source, total)?;
+        let bytes = self.send(&other, &name, &mut source, total)?;
         let took = began.elapsed().as_secs_f64();
         if let Some(packer) = packer {
             packer
@@ -111,7 +111,7 @@ impl Demo {
         let other = self.spawn(&["drop", &name])?;
         let began = Instant::now();
         let mut source = TimeLimited(io::repeat(7).take(BULK), TimeLimit::new());
-        let bytes = self.send(&name, &mut source, None)?;
+        let bytes = self.send(&other, &name, &mut source, None)?;
         let took = began.elapsed().as_secs_f64();
         self.finish(other, "the measured stream")?;
         Ok(BulkResult {
@@ -120,7 +120,13 @@ impl Demo {
         })
     }
 
-    fn send(&self, name: &str, source: &mut impl Read, total: Option<u64>) -> anyhow::Result<u64> {
+    fn send(
+        &self,
+        other: &PeerProcess,
+        name: &str,
+        source: &mut impl Read,
+        total: Option<u64>,
+    ) -> anyhow::Result<u64> {
         let patience = WaitOptions {
             interrupt: Some(self.interrupt.as_fd()),
             deadline: Some(clock::now() + PATIENCE),
@@ -130,7 +136,13 @@ impl Demo {
             return Err(anyhow!("the pipe goes the wrong way"));
         };
         let mut progress = Progress::new(total.is_some(), total, "   sent");
-        let bytes = sender.send_from(source, |bytes| progress.at(bytes))?;
+        let bytes = self.with_stall_limit(other, "the stream", |steps| {
+            let sent = sender.send_from(source, |bytes| {
+                steps.count();
+                progress.at(bytes);
+            });
+            Ok(sent?)
+        })?;
         progress.clear();
         Ok(bytes)
     }

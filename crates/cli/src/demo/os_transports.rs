@@ -8,7 +8,8 @@ use std::time::Instant;
 use anyhow::Context;
 
 use super::small_messages::{LEN, message};
-use super::{Demo, MeasuredLoad, ResultRow};
+use super::stall_limit::StepCount;
+use super::{Demo, MeasuredLoad, PeerProcess, ResultRow};
 
 /// Bytes of a stream piece.
 const PIECE: usize = 256 << 10;
@@ -52,7 +53,8 @@ impl Demo {
                 let other = self.spawn(&["tcp", &port, "--pieces", &pieces])?;
                 self.await_readable(&listener, kind.name())?;
                 let stream = listener.accept().context("TCP")?.0;
-                let measured = self.measure(load, &mut tcp(&stream)?, &mut &stream)?;
+                let measured =
+                    self.measure(load, kind, &other, &mut tcp(&stream)?, &mut &stream)?;
                 drop(stream);
                 self.finish(other, kind.name())?;
                 measured
@@ -64,7 +66,7 @@ impl Demo {
                 let other = self.spawn(&["unix", &path.to_string_lossy(), "--pieces", &pieces])?;
                 self.await_readable(&listener, kind.name())?;
                 let stream = listener.accept().context("Unix socket")?.0;
-                let measured = self.measure(load, &mut &stream, &mut &stream)?;
+                let measured = self.measure(load, kind, &other, &mut &stream, &mut &stream)?;
                 drop(stream);
                 self.finish(other, kind.name())?;
                 measured
@@ -75,7 +77,7 @@ impl Demo {
                 else {
                     return Err(anyhow::anyhow!("the other process has no pipes"));
                 };
-                let measured = self.measure(load, &mut from, &mut to)?;
+                let measured = self.measure(load, kind, &other, &mut from, &mut to)?;
                 drop((to, from));
                 self.finish(other, kind.name())?;
                 measured
@@ -91,9 +93,22 @@ impl Demo {
     /// Runs this process's side. Returns GB/s, and nanoseconds one way.
     fn measure(
         &self,
+        load: MeasuredLoad,
+        kind: OsTransport,
+        other: &PeerProcess,
+        from: &mut impl Read,
+        to: &mut impl Write,
+    ) -> anyhow::Result<(f64, f64)> {
+        let exchange = |steps: &StepCount| self.exchange(load, from, to, steps);
+        self.with_stall_limit(other, kind.name(), exchange)
+    }
+
+    fn exchange(
+        &self,
         MeasuredLoad { pieces, trips }: MeasuredLoad,
         from: &mut impl Read,
         to: &mut impl Write,
+        steps: &StepCount,
     ) -> anyhow::Result<(f64, f64)> {
         let what = "talking to the other process";
         let piece = vec![7; PIECE];
@@ -102,6 +117,7 @@ impl Demo {
         for _ in 0..pieces {
             self.check_interrupt()?;
             to.write_all(&piece).context(what)?;
+            steps.count();
         }
         from.read_exact(&mut answer[..1]).context(what)?;
         let gigabytes = (pieces * PIECE) as f64 / began.elapsed().as_secs_f64() / 1e9;
@@ -110,6 +126,7 @@ impl Demo {
             self.check_interrupt()?;
             to.write_all(&message(number)).context(what)?;
             from.read_exact(&mut answer).context(what)?;
+            steps.count();
         }
         let one_way_ns = began.elapsed().as_nanos() as f64 / trips as f64 / 2.0;
         Ok((gigabytes, one_way_ns))

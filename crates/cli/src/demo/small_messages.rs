@@ -17,6 +17,9 @@ pub(super) const MANY: u64 = 20_000_000;
 pub(super) const TRIPS: u64 = 200_000;
 /// Message that ends a sequence. It differs from every numbered message.
 pub(super) const END: [u8; LEN] = [0xff; LEN];
+/// Name of this part in errors.
+const STEP: &str = "small messages";
+
 /// Result of this part.
 pub(super) struct SmallMessageResult {
     pub(super) one_way_ns: f64,
@@ -146,7 +149,7 @@ impl Demo {
         let mut sender_one = connect::sender(&device, &one_way(), &mut control, soon(interrupt))?;
         let began = Instant::now();
         let mut sent = 0;
-        {
+        self.with_stall_limit(&other, STEP, |steps| {
             let mut spin = SpinWait::on(&control, interrupt);
             let limit = TimeLimit::new();
             while sent < MANY {
@@ -158,13 +161,15 @@ impl Demo {
                 }
                 send(&mut sender_one, &message(sent), &mut spin)?;
                 sent += 1;
+                steps.count();
             }
             send(&mut sender_one, &END, &mut spin)?;
             while !sender_one.is_drained() {
                 sender_one.step()?;
                 spin.spin_once()?;
             }
-        }
+            Ok(())
+        })?;
         let took = began.elapsed().as_secs_f64();
         let answer = control.recv_control_wait(soon(interrupt))?;
         if answer != b"all right" {
@@ -177,35 +182,39 @@ impl Demo {
         let mut spin = SpinWait::on(&back_line, interrupt);
         let mut same = true;
         let (mut began_trips, limit) = (Instant::now(), TimeLimit::new());
-        let mut trips = 0;
-        for number in 0..TRIPS + TRIPS / 10 {
-            self.check_interrupt()?;
-            // The first round trips are not measured: a tenth of them, or fewer if they take long.
-            if number <= TRIPS / 10 && !limit.is_half_over() {
-                (began_trips, trips) = (Instant::now(), 0);
-            } else if number.is_multiple_of(64) && trips > 0 && limit.is_over() {
-                break;
+        let (mut trips, mut one_way_ns) = (0, 0.0);
+        self.with_stall_limit(&other, STEP, |steps| {
+            for number in 0..TRIPS + TRIPS / 10 {
+                self.check_interrupt()?;
+                // The first round trips are not measured: a tenth of them, or fewer if they take long.
+                if number <= TRIPS / 10 && !limit.is_half_over() {
+                    (began_trips, trips) = (Instant::now(), 0);
+                } else if number.is_multiple_of(64) && trips > 0 && limit.is_over() {
+                    break;
+                }
+                let ours = message(number);
+                send(&mut out, &ours, &mut spin)?;
+                while !out.flush()? {
+                    spin.spin_once()?;
+                }
+                recv(&mut back, &mut spin, |theirs| same &= theirs == ours)?;
+                trips += 1;
+                steps.count();
             }
-            let ours = message(number);
-            send(&mut out, &ours, &mut spin)?;
-            while !out.flush()? {
+            one_way_ns = began_trips.elapsed().as_nanos() as f64 / trips as f64 / 2.0;
+            send(&mut out, &END, &mut spin)?;
+            while !out.is_drained() {
+                out.step()?;
                 spin.spin_once()?;
             }
-            recv(&mut back, &mut spin, |theirs| same &= theirs == ours)?;
-            trips += 1;
-        }
-        let one_way_ns = began_trips.elapsed().as_nanos() as f64 / trips as f64 / 2.0;
-        send(&mut out, &END, &mut spin)?;
-        while !out.is_drained() {
-            out.step()?;
-            spin.spin_once()?;
-        }
+            Ok(())
+        })?;
         if !same {
             return Err(anyhow!("a message came back changed"));
         }
         // The other process stays until its last answer was received. Dropping the control stream tells it so.
         drop((out, back, out_line, back_line));
-        self.finish(other, "small messages")?;
+        self.finish(other, STEP)?;
         if sent < MANY {
             print_line(&format!(
                 "   As many as passed in {LONGEST_S} s: {sent} messages, and then {trips} there and back."
