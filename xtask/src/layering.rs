@@ -92,7 +92,12 @@ pub const ALLOWED: &[(&str, &[&str])] = &[
     ),
     (
         "headworks-cli",
-        &["headworks", "headworks-experiments", "headworks-soak"],
+        &[
+            "headworks",
+            "headworks-experiments",
+            "headworks-soak",
+            "headworks-workloads",
+        ],
     ),
     ("headworks-soak", &["headworks"]),
     ("headworks-capi", &["headworks"]),

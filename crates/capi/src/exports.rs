@@ -498,9 +498,9 @@ unsafe extern "C" fn hw_export(
         let handle = Handle::of(fd)?;
         let (memory, export_id) = (there(memory)?, there(export_id)?);
         let known = u8::try_from(rights).ok().filter(|bits| *bits > 0);
-        let known = known.filter(|bits| Rights::from_bits(*bits).bits() == *bits);
+        let known = known.filter(|bits| Rights::from_bits_truncate(*bits).bits() == *bits);
         let rights = known.ok_or(Error::Invalid("no or unknown rights; use HW_RIGHT_..."))?;
-        let rights = Rights::from_bits(rights);
+        let rights = Rights::from_bits_truncate(rights);
         let exported = remote::export(&handle, memory as usize, rights)?;
         // SAFETY: `export_id` is not null; see the module.
         unsafe { export_id.write(exported) };

@@ -54,40 +54,20 @@ impl Op {
     }
 }
 
-/// Rights of the peer on memory that is exported to it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub struct Rights(u8);
-
-impl Rights {
-    /// No access.
-    pub const NONE: Self = Self(0);
-    /// The right to read it.
-    pub const READ: Self = Self(1);
-    /// The right to write it.
-    pub const WRITE: Self = Self(2);
-    /// The right to perform atomic operations on its words.
-    pub const ATOMIC: Self = Self(4);
-    /// Reading, writing and atomic operations.
-    pub const ALL: Self = Self(7);
-
-    /// The union of two sets of rights.
-    pub const fn and(self, other: Self) -> Self {
-        Self(self.0 | other.0)
-    }
-
-    /// Whether all rights in `other` are in `self`.
-    pub const fn has(self, other: Self) -> bool {
-        self.0 & other.0 == other.0
-    }
-
-    /// The rights as sent on the wire.
-    pub const fn bits(self) -> u8 {
-        self.0
-    }
-
-    /// The rights received from the wire. Unknown bits are ignored.
-    pub const fn from_bits(bits: u8) -> Self {
-        Self(bits & Self::ALL.0)
+bitflags::bitflags! {
+    /// Rights of the peer on memory that is exported to it, as sent on the wire. Combine with `|`.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+    pub struct Rights: u8 {
+        /// No access.
+        const NONE = 0;
+        /// The right to read it.
+        const READ = 1;
+        /// The right to write it.
+        const WRITE = 2;
+        /// The right to perform atomic operations on its words.
+        const ATOMIC = 4;
+        /// Reading, writing and atomic operations.
+        const ALL = 7;
     }
 }
 
@@ -280,11 +260,15 @@ mod tests {
 
     #[test]
     fn rights_cover_their_bits_and_operations() {
-        let both = Rights::READ.and(Rights::ATOMIC);
-        assert!(both.has(Rights::READ) && both.has(Rights::ATOMIC) && !both.has(Rights::WRITE));
-        assert_eq!(Rights::from_bits(0xff), Rights::ALL);
+        let both = Rights::READ | Rights::ATOMIC;
+        assert!(
+            both.contains(Rights::READ)
+                && both.contains(Rights::ATOMIC)
+                && !both.contains(Rights::WRITE)
+        );
+        assert_eq!(Rights::from_bits_truncate(0xff), Rights::ALL);
         for op in Op::ALL {
-            assert!(Rights::ALL.has(op.needs()) && !Rights::NONE.has(op.needs()));
+            assert!(Rights::ALL.contains(op.needs()) && !Rights::NONE.contains(op.needs()));
             assert_eq!(Op::from_code(op as u8), Some(op));
         }
     }

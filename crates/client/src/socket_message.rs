@@ -399,7 +399,7 @@ impl Request {
                 request: of.u32()?,
                 handle: of.u32()?,
                 extent: of.extent()?,
-                rights: Rights::from_bits(of.u8()?),
+                rights: Rights::from_bits_truncate(of.u8()?),
             },
             15 => Self::Revoke {
                 request: of.u32()?,

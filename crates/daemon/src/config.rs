@@ -9,7 +9,8 @@
 //! connections_each = 1024
 //! ```
 
-use std::net::IpAddr;
+use std::fmt;
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::str::FromStr;
 
@@ -18,7 +19,24 @@ use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
 use crate::limits::{DaemonLimits, LimitsError};
-use crate::server::MetricsAt;
+
+/// Address of the metrics endpoint.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum MetricsAt {
+    /// A Unix socket, open to the daemon's own user only.
+    Path(PathBuf),
+    /// A TCP address, open to everyone who can reach it.
+    Address(SocketAddr),
+}
+
+impl fmt::Display for MetricsAt {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Path(path) => path.display().fmt(f),
+            Self::Address(address) => address.fmt(f),
+        }
+    }
+}
 
 const USERS: &str = "own or all";
 const LOGS: &str = "error, warn, info, debug or trace";

@@ -10,10 +10,10 @@ use std::net::SocketAddr;
 
 use headworks_client::{ContractError, ControlBlock, Extent, Outcome, Reset, Status, Vqpn};
 
-use crate::daemon::WatchId;
 use crate::egress::{EgressHalf, PiggybackInfo, SendStep};
 use crate::exports::Exports;
 use crate::frame::{Header, Kind, OFFER, RING, Remote};
+use crate::ids::WatchId;
 use crate::ingress::IngressHalf;
 use crate::limits::DaemonLimits;
 use crate::qp_group::{QpGroup, QpRole};
@@ -37,23 +37,76 @@ pub(crate) struct ConnectionOwner {
     pub(crate) peer: SocketAddr,
 }
 
+/// Use of an end by its application.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Use {
+    /// The application has the end open.
+    #[default]
+    Open,
+    /// The application has closed the end or exited.
+    Left,
+    /// As [`Use::Left`], and data for the end is discarded unread. A reset tells the peer, once everything written
+    /// here has been sent.
+    LeftUnread,
+}
+
+/// What this end has sent last, of what ends a stream.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+enum Sent {
+    /// Data, or nothing.
+    #[default]
+    Data,
+    /// The end of the stream.
+    End,
+    /// [`Kind::Closed`].
+    Closed,
+}
+
+/// Reset of a connection.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum ResetState {
+    #[default]
+    None,
+    /// The connection is reset, and a frame is to tell the peer.
+    Due(Reset),
+    /// The connection is reset. The peer knows, or is not told.
+    Done(Reset),
+}
+
+impl ResetState {
+    const fn reason(self) -> Option<Reset> {
+        match self {
+            Self::None => None,
+            Self::Due(why) | Self::Done(why) => Some(why),
+        }
+    }
+
+    /// Ends a reset that is due.
+    fn settle(&mut self) {
+        if let Self::Due(why) = *self {
+            *self = Self::Done(why);
+        }
+    }
+}
+
+/// State of the peer's end.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum PeerEnd {
+    #[default]
+    Open,
+    /// The peer has sent [`Kind::Closed`].
+    Closed,
+    /// The peer has no end for this one. This end is removed once no request of this host for it is in flight.
+    Refused,
+}
+
 /// State of an end's shutdown.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct EndState {
-    /// The application has closed the connection or exited.
-    is_left: bool,
-    /// Data for this end is discarded unread. A reset tells the peer, once everything written here has been
-    /// sent.
-    is_lost: bool,
-    is_end_sent: bool,
-    reset: Option<Reset>,
-    is_reset_due: bool,
-    is_closed_sent: bool,
-    is_closed_heard: bool,
-    /// Whether the connection is in its group's queue for control frames.
-    is_queued: bool,
-    /// The peer has no end for this one. It is removed once no request of this host for it is in flight.
-    is_refused: bool,
+    application: Use,
+    sent: Sent,
+    reset: ResetState,
+    peer: PeerEnd,
 }
 
 /// One end of a connection.
@@ -74,6 +127,8 @@ pub(crate) struct Connection {
     /// The descriptor that notifies the application. If there is none, packets do.
     pub(crate) watch: Option<WatchId>,
     life: EndState,
+    /// Whether the connection is in its group's queue for control frames.
+    is_queued: bool,
     notified: NotifiedState,
 }
 
@@ -107,6 +162,7 @@ impl Connection {
             answers: VecDeque::new(),
             watch: None,
             life: EndState::default(),
+            is_queued: false,
             notified: NotifiedState::default(),
         }
     }
@@ -127,18 +183,18 @@ impl Connection {
 
     /// Whether the connection still sends and receives: it was not reset.
     pub(crate) fn is_alive(&self) -> bool {
-        self.life.reset.is_none()
+        self.life.reset == ResetState::None
     }
 
     /// Whether the application has closed the connection or exited.
     pub(crate) fn is_left(&self) -> bool {
-        self.life.is_left
+        self.life.application != Use::Open
     }
 
     fn status(&self) -> Status {
         Status {
             is_ended: self.ingress.is_complete(),
-            reset: self.life.reset,
+            reset: self.life.reset.reason(),
         }
     }
 
@@ -150,7 +206,7 @@ impl Connection {
     /// Notifies the event counts for data and for room if there is news for them since the last call. Returns
     /// for each whether a waiter must be woken.
     pub(crate) fn ring_doorbells(&mut self) -> (bool, bool) {
-        if self.life.is_left {
+        if self.is_left() {
             return (false, false);
         }
         let now = NotifiedState {
@@ -198,19 +254,23 @@ impl Connection {
     /// Resets the connection if it is not reset already. A frame tells the peer, unless the peer knows
     /// already (`is_peer_told`).
     pub(crate) fn reset(&mut self, why: Reset, is_peer_told: bool) {
-        if self.life.reset.is_some() {
+        if !self.is_alive() {
             return;
         }
-        self.life.reset = Some(why);
-        self.life.is_reset_due = !is_peer_told;
+        self.life.reset = match is_peer_told {
+            true => ResetState::Done(why),
+            false => ResetState::Due(why),
+        };
         self.notify_application();
     }
 
     /// Handles the application's close. If the application gives the connection up, nothing more is sent.
     pub(crate) fn leave(&mut self, gives_up: bool) {
-        self.life.is_left = true;
         let has_unread = self.ingress.look().is_err() || self.ingress.has_unread();
-        self.life.is_lost = has_unread || !self.ingress.is_idle();
+        self.life.application = match has_unread || !self.ingress.is_idle() {
+            true => Use::LeftUnread,
+            false => Use::Left,
+        };
         self.ingress.discard();
         if gives_up {
             self.reset(Reset::ByPeer, false);
@@ -221,26 +281,28 @@ impl Connection {
     /// everything written here has been sent. Until then, arriving data is discarded, because the peer may
     /// not read before it could send.
     pub(crate) fn comes_late(&mut self) {
-        self.life.is_lost = true;
+        if self.is_left() {
+            self.life.application = Use::LeftUnread;
+        }
     }
 
     /// Whether everything written here has arrived, and the end of the stream was sent.
     pub(crate) fn is_all_delivered(&self) -> bool {
-        self.life.is_end_sent && self.egress.is_settled()
+        self.life.sent >= Sent::End && self.egress.is_settled()
     }
 
     /// Ends this end because the peer has no end for it. It can be removed once earlier requests have
     /// completed.
     pub(crate) fn refuse(&mut self) {
         self.leave(true);
-        self.life.is_reset_due = false;
-        self.life.is_refused = true;
+        self.life.reset.settle();
+        self.life.peer = PeerEnd::Refused;
     }
 
     /// Whether the peer has no end for this one and no request in flight reaches its memory, so that it can
     /// be removed.
     pub(crate) fn is_refused(&self) -> bool {
-        self.life.is_refused && self.egress.is_idle() && self.ingress.is_idle()
+        self.life.peer == PeerEnd::Refused && self.egress.is_idle() && self.ingress.is_idle()
     }
 
     /// Records that the other end is gone, and never was on this queue-pair group.
@@ -253,17 +315,18 @@ impl Connection {
     pub(crate) fn cut(&mut self, why: Reset) {
         self.reset(why, true);
         self.place.group = None;
-        self.life.is_reset_due = false;
-        self.life.is_queued = false;
+        self.life.reset.settle();
+        self.is_queued = false;
         self.egress.abandon();
         self.ingress.abandon();
     }
 
     /// Handles the peer's [`Kind::Closed`].
     pub(crate) fn closed(&mut self) {
-        if std::mem::replace(&mut self.life.is_closed_heard, true) {
+        if self.life.peer != PeerEnd::Open {
             return;
         }
+        self.life.peer = PeerEnd::Closed;
         self.egress.imports.close();
         self.egress.withdraw();
         self.settle();
@@ -284,13 +347,13 @@ impl Connection {
 
     /// Whether the other end can no longer touch this end's memory.
     pub(crate) fn is_untouched(&self) -> bool {
-        self.life.is_closed_heard || self.place.group.is_none()
+        self.life.peer == PeerEnd::Closed || self.place.group.is_none()
     }
 
     /// Whether nothing of this end is needed any more.
     pub(crate) fn is_over(&self) -> bool {
-        let is_closed = self.life.is_closed_sent && self.life.is_closed_heard;
-        self.life.is_left && (is_closed || self.place.group.is_none())
+        let is_closed = self.life.sent == Sent::Closed && self.life.peer == PeerEnd::Closed;
+        self.is_left() && (is_closed || self.place.group.is_none())
     }
 
     /// Returns all memory of the connection.
@@ -304,22 +367,23 @@ impl Connection {
     }
 
     fn is_end_due(&self) -> bool {
-        self.is_alive() && !self.life.is_end_sent && self.egress.end().is_some()
+        self.is_alive() && self.life.sent < Sent::End && self.egress.end().is_some()
     }
 
     /// Whether a [`Kind::Closed`] may be sent.
     fn is_closed_due(&self) -> bool {
         let is_done = match self.life.reset {
-            Some(_) => !self.life.is_reset_due,
-            None => {
-                let is_all_delivered = self.life.is_end_sent
+            ResetState::Due(_) => false,
+            ResetState::Done(_) => true,
+            ResetState::None => {
+                let is_all_delivered = self.life.sent >= Sent::End
                     && self.fetched.is_empty()
                     && self.answers.is_empty()
                     && !self.has_memory_news();
-                self.life.is_left && is_all_delivered && self.egress.is_settled()
+                self.is_left() && is_all_delivered && self.egress.is_settled()
             }
         };
-        is_done && !self.life.is_closed_sent && self.egress.is_idle() && self.ingress.is_idle()
+        is_done && self.life.sent < Sent::Closed && self.egress.is_idle() && self.ingress.is_idle()
     }
 
     /// Returns an exported range that the peer wants back and that no operation uses any more.
@@ -336,7 +400,7 @@ impl Connection {
     /// Whether the connection has a control frame to send.
     fn has_control(&self) -> bool {
         self.remote.is_some()
-            && (self.life.is_reset_due
+            && (matches!(self.life.reset, ResetState::Due(_))
                 || (self.is_alive() && !self.fetched.is_empty())
                 || (self.is_alive() && (!self.answers.is_empty() || self.has_memory_news()))
                 || self.is_window_due()
@@ -347,12 +411,12 @@ impl Connection {
     /// Adds the connection to its group's control queue, if it has a control frame to send and is not queued.
     pub(crate) fn queue(&mut self, group: &mut QpGroup) {
         // The reset for unread data is sent only when everything else is done.
-        if self.life.is_lost && self.is_all_delivered() {
-            self.life.is_lost = false;
+        if self.life.application == Use::LeftUnread && self.is_all_delivered() {
+            self.life.application = Use::Left;
             self.reset(Reset::ByPeer, false);
         }
-        if !self.life.is_queued && self.has_control() {
-            self.life.is_queued = true;
+        if !self.is_queued && self.has_control() {
+            self.is_queued = true;
             group.control.push_back(self.number);
         }
     }
@@ -360,7 +424,7 @@ impl Connection {
     /// Sends one control frame, and queues the connection again if it has more. The group must have room and
     /// credit.
     pub(crate) fn control(&mut self, memory: &SessionMemory, group: &mut QpGroup, load: u8) {
-        self.life.is_queued = false;
+        self.is_queued = false;
         let Some(to) = self.remote.filter(|_| self.has_control()) else {
             return;
         };
@@ -369,11 +433,12 @@ impl Connection {
             load,
             ..Header::of(kind)
         };
-        let header = if self.life.is_reset_due {
-            self.life.is_reset_due = false;
-            let why = match self.life.reset {
-                Some(Reset::Misuse | Reset::ByPeer) | None => Reset::ByPeer,
-                Some(why) => why,
+        let header = if let ResetState::Due(why) = self.life.reset {
+            self.life.reset.settle();
+            // Misuse is between this daemon and its application.
+            let why = match why {
+                Reset::Misuse => Reset::ByPeer,
+                why => why,
             };
             Header {
                 code: why as u8,
@@ -433,13 +498,13 @@ impl Connection {
                 ..of(Kind::Window)
             }
         } else if let Some(at) = self.egress.end().filter(|_| self.is_end_due()) {
-            self.life.is_end_sent = true;
+            self.life.sent = Sent::End;
             Header {
                 at,
                 ..of(Kind::End)
             }
         } else if self.is_closed_due() {
-            self.life.is_closed_sent = true;
+            self.life.sent = Sent::Closed;
             of(Kind::Closed)
         } else {
             return;
@@ -459,7 +524,7 @@ impl Connection {
         let Some(to) = self.remote.filter(|_| self.is_alive()) else {
             return Ok(SendStep::Nothing);
         };
-        if self.life.is_left && self.egress.end().is_some() {
+        if self.is_left() && self.egress.end().is_some() {
             // Records that the application writes after it has closed the connection are ignored.
             return Ok(SendStep::Nothing);
         }
@@ -470,12 +535,12 @@ impl Connection {
             .turn(self.number, to, memory, group, aside, config)?;
         match turn {
             SendStep::Framed(_) => drop(self.ingress.tell()),
-            SendStep::Nothing if self.life.is_left && self.egress.is_drained() => {
+            SendStep::Nothing if self.is_left() && self.egress.is_drained() => {
                 self.egress.end_here();
             }
             _ => {}
         }
-        if !self.life.is_left {
+        if !self.is_left() {
             self.egress.grow(memory, config.ring_max);
         }
         Ok(turn)

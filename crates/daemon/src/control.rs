@@ -8,8 +8,8 @@ use headworks_client::socket_message::codec::{Decoder, Encoder};
 use headworks_client::{ContractError, Vqpn};
 
 use crate::auth::{Nonce, Proof};
-use crate::domain::{DomainId, Offer};
 use crate::frame::Remote;
+use crate::ids::DomainId;
 use crate::qp_group::QpRole;
 
 /// Newest protocol version that this daemon speaks. Each version works with the one before and the one after.
@@ -27,6 +27,15 @@ pub const EXPORTS_SINCE: u16 = 2;
 pub const MESSAGE_MAX: usize = 4096;
 /// Length of the longest piece of a bring-up in bytes.
 const BRING_UP_MAX: usize = 2048;
+
+/// Description of a connection's end that its daemon sends to the peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Offer {
+    /// Number of the end.
+    pub number: Vqpn,
+    /// First ingress ring of the end.
+    pub ring: Remote,
+}
 
 /// The two domains that a queue-pair group connects, as the sender of the message sees them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

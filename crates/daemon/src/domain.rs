@@ -18,9 +18,9 @@ use slab::Slab;
 
 use crate::connection::{Connection, ConnectionOwner};
 use crate::connection_table::ConnectionTable;
-use crate::daemon::{Signal, Tenant, WatchId};
+use crate::control::Offer;
 use crate::egress::EgressHalf;
-use crate::frame::Remote;
+use crate::ids::{DomainId, QpGroupKey, Signal, Tenant, WatchId};
 use crate::ingress::IngressHalf;
 use crate::limits::DaemonLimits;
 use crate::qp_group::{QpGroup, QpRole};
@@ -28,6 +28,7 @@ use crate::receive_shares::ReceiveShares;
 use crate::receives::Receives;
 use crate::session::Session;
 
+mod context;
 mod draining;
 mod qp_groups;
 mod receive;
@@ -35,20 +36,6 @@ mod snapshot;
 mod step;
 
 use draining::DrainingQps;
-pub use snapshot::ObjectCounts;
-
-/// Number of a domain on its host. Other hosts draw no conclusion from it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct DomainId(pub u32);
-
-/// Key of a queue-pair group within a domain: the other host and the domain there.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct QpGroupKey {
-    /// Number of the other host's daemon.
-    pub peer: u64,
-    /// Domain on the other host.
-    pub domain: DomainId,
-}
 
 /// An action that a domain requests.
 ///
@@ -174,15 +161,6 @@ struct QpGroupEntry {
     /// Whether the group is in `active`.
     is_active: bool,
     group: QpGroup,
-}
-
-/// Description of a connection's end that its daemon sends to the peer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Offer {
-    /// Number of the end.
-    pub number: Vqpn,
-    /// First ingress ring of the end.
-    pub ring: Remote,
 }
 
 /// An isolation domain: everything of one tenant in this daemon.
@@ -414,19 +392,16 @@ impl Domain {
         let Some(number) = self.number_of(session, handle) else {
             return false;
         };
-        let Some(connection) = self.connections.get_mut(number) else {
+        let Some(mut context) = self.context(number) else {
             return false;
         };
-        if connection.is_left() {
+        if context.connection.is_left() {
             return false;
         }
-        connection.leave(gives_up);
-        self.hang_up(number);
-        let group = self.connections.get(number).and_then(|one| one.place.group);
-        if let Some(group) = group {
-            // The data written so far is still to be sent, and then the end of the stream.
-            self.call(group, number);
-        }
+        context.connection.leave(gives_up);
+        context.hang_up();
+        // The data written so far is still to be sent, and then the end of the stream.
+        context.schedule();
         self.attend(number);
         true
     }
@@ -507,13 +482,11 @@ impl Domain {
     /// Connects an end to the other end. Returns its session and a description for the application, or `None`
     /// if this end is gone.
     pub fn connect(&mut self, number: Vqpn, remote: Offer) -> Option<(usize, End)> {
-        let connection = self.connections.get_mut(number)?;
-        connection.connect(remote.number, remote.ring);
-        let place = connection.place;
-        if let Some(group) = place.group {
-            // The application may have closed the connection already.
-            self.call(group, number);
-        }
+        let mut context = self.context(number)?;
+        context.connection.connect(remote.number, remote.ring);
+        let place = context.connection.place;
+        // The application may have closed the connection already.
+        context.schedule();
         self.attend(number);
         let end = End {
             handle: place.handle,
@@ -526,19 +499,18 @@ impl Domain {
 
     /// Removes an end that has no other end.
     pub fn refuse(&mut self, number: Vqpn) {
-        let Some(connection) = self.connections.get_mut(number) else {
+        let Some(context) = self.context(number) else {
             return;
         };
+        let connection = context.connection;
         connection.refuse();
-        if let Some(at) = connection.place.group {
+        if let Some(group) = context.group {
             // Gives up what was offered and not READ yet. READs under way still write into the memory of this
             // end.
-            if let Some(entry) = self.groups.get_mut(at) {
-                let offered = entry.group.fetches.iter();
-                let offered = offered.filter(|fetch| fetch.number == number);
-                offered.for_each(|fetch| connection.ingress.give_up(fetch.at, fetch.left()));
-            }
-            self.remove_qp_group(at, number);
+            let offered = group.entry.group.fetches.iter();
+            let offered = offered.filter(|fetch| fetch.number == number);
+            offered.for_each(|fetch| connection.ingress.give_up(fetch.at, fetch.left()));
+            group.entry.group.forget(number);
         }
         self.attend(number);
     }
@@ -551,89 +523,20 @@ impl Domain {
         self.attend(number);
     }
 
-    /// Brings a connection up to date after a change: queues control frames, wakes a sleeping application,
-    /// and removes the connection if it is over.
-    fn attend(&mut self, number: Vqpn) {
-        let Some(connection) = self.connections.get_mut(number) else {
-            return;
-        };
-        connection.settle();
-        if connection.is_refused() {
-            connection.cut(Reset::ByPeer);
-        }
-        if connection.is_untouched() {
-            let session = connection.place.session;
-            for (extent, request) in connection.exports.end() {
-                self.unexport(session, extent, request);
-            }
-        }
-        let Some(connection) = self.connections.get_mut(number) else {
-            return;
-        };
-        if let Some(at) = connection.place.group
-            && let Some(entry) = self.groups.get_mut(at)
-        {
-            connection.queue(&mut entry.group);
-            self.activate(at);
-        }
-        let Some(connection) = self.connections.get(number) else {
-            return;
-        };
-        let (session, handle) = (connection.place.session, connection.place.handle);
-        let of = self.sessions.get(session);
-        if of.is_some_and(|of| !of.is_gone && of.memory.has_new_slabs()) {
-            self.outputs.push_back(Output::Slabs { session });
-        }
-        let Some(connection) = self.connections.get_mut(number) else {
-            return;
-        };
-        let (has_more, has_room) = connection.ring_doorbells();
-        let signals = [(has_more, Signal::Readable), (has_room, Signal::Writable)];
-        match connection.watch {
-            None if has_more || has_room => {
-                self.outputs.push_back(Output::Wake { session, handle });
-            }
-            None => {}
-            Some(watch) => {
-                let signals = signals.into_iter().filter(|(is_due, _)| *is_due);
-                let signals = signals.map(|(_, signal)| Output::Signal { watch, signal });
-                self.outputs.extend(signals);
-            }
-        }
-        if !connection.is_alive() {
-            self.hang_up(number);
-        }
-        let Some(connection) = self.connections.get(number) else {
-            return;
-        };
-        if connection.is_over() {
-            self.forget(number);
-        }
-    }
-
-    /// Hangs up the descriptor of a connection, if it has one.
-    fn hang_up(&mut self, number: Vqpn) {
-        let connection = self.connections.get_mut(number);
-        if let Some(watch) = connection.and_then(|one| one.watch.take()) {
-            let signal = Signal::HungUp;
-            self.outputs.push_back(Output::Signal { watch, signal });
-        }
-    }
-
     /// Sets the descriptor that signals events of a connection to the application from now on. Returns whether
     /// the application has this connection open.
     pub fn watch(&mut self, session: usize, handle: u32, watch: Option<WatchId>) -> bool {
         let Some(number) = self.number_of(session, handle) else {
             return false;
         };
-        self.hang_up(number);
-        let Some(connection) = self.connections.get_mut(number) else {
+        let Some(mut context) = self.context(number) else {
             return false;
         };
-        if connection.is_left() {
+        context.hang_up();
+        if context.connection.is_left() {
             return false;
         }
-        connection.watch = watch;
+        context.connection.watch = watch;
         // The application may have missed earlier events, so signal both.
         let signals = [Signal::Writable, Signal::Readable].into_iter();
         let signals = signals.flat_map(|signal| {
@@ -642,7 +545,7 @@ impl Domain {
                 signal,
             })
         });
-        self.outputs.extend(signals);
+        context.outputs.extend(signals);
         self.attend(number);
         true
     }
@@ -660,8 +563,8 @@ impl Domain {
         rights: Rights,
     ) -> Result<u32, Refusal> {
         let number = self.number_of(session, handle).ok_or(Refusal::Misuse)?;
-        let connection = self.connections.get_mut(number).ok_or(Refusal::Misuse)?;
-        let of = self.sessions.get_mut(session).ok_or(Refusal::Misuse)?;
+        let context = self.context(number).ok_or(Refusal::Misuse)?;
+        let (connection, of) = (context.connection, context.session);
         if connection.is_left() || !of.memory.pin(extent) {
             return Err(Refusal::Misuse);
         }
@@ -696,37 +599,25 @@ impl Domain {
         had
     }
 
-    /// Unpins exported memory that the other end does not use any more, and answers the revocation, if there
-    /// was one.
-    fn unexport(&mut self, session: usize, extent: Extent, request: Option<u32>) {
-        let Some(of) = self.sessions.get_mut(session) else {
-            return;
-        };
-        of.memory.unpin(extent);
-        if let Some(request) = request.filter(|_| !of.is_gone) {
-            of.replies.push_back(Reply::Revoked { request });
-            self.outputs.push_back(Output::Slabs { session });
-        }
-    }
-
     /// Removes a connection that nothing needs any more, and frees its memory.
     fn forget(&mut self, number: Vqpn) {
-        self.hang_up(number);
-        let Some(mut over) = self.connections.remove(number) else {
+        let Some(mut context) = self.context(number) else {
             return;
         };
-        if let Some(at) = over.place.group {
-            self.remove_qp_group(at, number);
+        context.hang_up();
+        for (extent, request) in context.connection.exports.end() {
+            context.unexport(extent, request);
         }
-        let session = over.place.session;
-        let memory = over.memory();
-        let handle = over.place.handle;
-        let was_reset = !over.is_alive();
-        let exports = over.exports.end();
+        if let Some(group) = &mut context.group {
+            group.entry.group.forget(number);
+        }
+        let Some(over) = self.connections.remove(number) else {
+            return;
+        };
+        let (session, handle) = (over.place.session, over.place.handle);
+        let (memory, was_reset) = (over.memory(), !over.is_alive());
+        // Its views of the memory are dropped before the memory is given back.
         drop(over);
-        for (extent, request) in exports {
-            self.unexport(session, extent, request);
-        }
         if let Some(of) = self.sessions.get_mut(session) {
             of.traffic.reset += u64::from(was_reset);
             memory.into_iter().for_each(|extent| of.memory.give(extent));

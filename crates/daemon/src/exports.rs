@@ -100,7 +100,7 @@ impl Exports {
     /// Returns the word that the other end wants to change by an atomic.
     pub(crate) fn word(&self, export_id: u32, at: u64) -> Result<Extent, Outcome> {
         let export = self.all.get(&export_id).ok_or(Outcome::NoExport)?;
-        if !export.rights.has(Rights::ATOMIC) {
+        if !export.rights.contains(Rights::ATOMIC) {
             return Err(Outcome::Denied);
         }
         let end = at.checked_add(8).ok_or(Outcome::OutOfBounds)?;
@@ -182,7 +182,7 @@ impl ExportTable {
             .get(&operation.export_id)
             .filter(|export_id| !export_id.is_wanted);
         let export_id = export_id.ok_or(Outcome::NoExport)?;
-        if !export_id.rights.has(operation.op.needs()) {
+        if !export_id.rights.contains(operation.op.needs()) {
             return Err(Outcome::Denied);
         }
         let end = operation.at.checked_add(len.into());

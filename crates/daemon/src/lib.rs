@@ -21,6 +21,7 @@
 //! | [`connection_table`] | table of connections: pure |
 //! | [`auth`] | mutual authentication of daemons by a shared secret: pure |
 //! | [`frame`], [`control`] | wire formats: frames on queue pairs, messages on the stream between daemons |
+//! | [`ids`] | identifiers of all these objects, and tenants: pure |
 //! | [`limits`], [`config`] | limits; the configuration file: pure |
 //! | [`snapshot`], [`metrics`] | state for operators; its text form (Prometheus): pure |
 //! | [`log_ratelimit`] | rate limiter for log lines: pure |
@@ -54,6 +55,7 @@ pub mod domain;
 mod egress;
 mod exports;
 pub mod frame;
+pub mod ids;
 mod ingress;
 pub mod limits;
 pub mod log_ratelimit;
@@ -68,7 +70,8 @@ mod session;
 pub mod session_memory;
 pub mod snapshot;
 
-pub use daemon::{Daemon, Identity, Output, PeerId, SessionId};
-pub use domain::{DomainError, DomainId, ObjectCounts};
+pub use daemon::{Daemon, Identity, Output};
+pub use domain::DomainError;
+pub use ids::{DomainId, PeerId, SessionId};
 pub use limits::{Bulk, DaemonLimits, LimitsError};
-pub use snapshot::Snapshot;
+pub use snapshot::{ObjectCounts, Snapshot};

@@ -356,9 +356,8 @@ fn quoted(text: &str) -> Option<(String, &str)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::daemon::SessionId;
-    use crate::domain::ObjectCounts;
-    use crate::snapshot::{DomainSnapshot, Traffic};
+    use crate::ids::SessionId;
+    use crate::snapshot::{DomainSnapshot, ObjectCounts, Traffic};
     use proptest::prelude::*;
 
     fn snapshot(name: &str, sent: u64) -> Snapshot {

@@ -292,6 +292,14 @@ impl QpGroup {
         self.send(QpRole::Frames, Vqpn::default(), header, 0, then);
     }
 
+    /// Removes a connection from all queues of the group.
+    pub(crate) fn forget(&mut self, number: Vqpn) {
+        self.drr.forget(number.place() as u32);
+        self.control.retain(|other| *other != number);
+        self.fetches.retain(|fetch| fetch.number != number);
+        self.waiting.remove(&number);
+    }
+
     /// Whether requests are staged that a queue pair had no room for.
     pub fn has_staged(&self) -> bool {
         self.frames.has_staged() || self.bulk.has_staged()

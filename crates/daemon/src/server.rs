@@ -29,9 +29,10 @@ use headworks_verbs::{Device, Duration, Instant};
 use rustix::event::{PollFd, PollFlags, epoll};
 use rustix::io::Errno;
 
+use crate::daemon::{Daemon, Identity, Output};
 #[cfg(doc)]
-use crate::daemon::Tenant;
-use crate::daemon::{Daemon, Identity, Output, PeerId, SessionId};
+use crate::ids::Tenant;
+use crate::ids::{PeerId, SessionId};
 use crate::limits::{DaemonLimits, LimitsError};
 use crate::metrics::{self, ProcessMetrics};
 use crate::snapshot::Snapshot;
@@ -43,9 +44,9 @@ mod metrics_endpoint;
 pub mod notify;
 mod subscriptions;
 
+pub use crate::config::MetricsAt;
 use applications::Attached;
 use daemons::Dialed;
-pub use metrics_endpoint::MetricsAt;
 use metrics_endpoint::MetricsServer;
 use subscriptions::Subscriptions;
 

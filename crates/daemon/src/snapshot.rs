@@ -2,8 +2,7 @@
 
 use std::net::IpAddr;
 
-use crate::daemon::SessionId;
-use crate::domain::ObjectCounts;
+use crate::ids::SessionId;
 
 /// State of a daemon.
 #[derive(Clone, Debug, PartialEq)]
@@ -90,4 +89,28 @@ pub struct Traffic {
     pub sent: u64,
     /// Bytes of streams received.
     pub received: u64,
+}
+
+/// Numbers of the objects in a domain.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ObjectCounts {
+    /// Sessions of applications.
+    pub sessions: usize,
+    /// Ends of connections.
+    pub connections: usize,
+    /// Queue-pair groups.
+    pub groups: usize,
+    /// Queue pairs.
+    pub queue_pairs: usize,
+    /// Receives posted.
+    pub receives: u32,
+    /// Receives promised to peers: at most `receives`.
+    pub promised: u32,
+    /// Bytes of shared memory in use.
+    pub in_use: u64,
+    /// Bytes of shared memory allocated.
+    pub allocated: u64,
+    /// Times that free memory was found overwritten. Counted only with
+    /// [`DaemonLimits::poison`](crate::DaemonLimits::poison).
+    pub overwritten: u64,
 }

@@ -423,7 +423,7 @@ fn write(
     transport: &mut impl Transport,
 ) -> bool {
     let out = &mut place.wr;
-    let mut flags = wr.flags.bits();
+    let mut flags = u32::from(wr.flags.bits());
     let gathered = match wr.payload {
         Payload::Gather([one]) => {
             if one.len > rules.max_message {

@@ -472,13 +472,10 @@ fn decode(words: &VecDeque<u64>, at: usize) -> WaitingRequest {
         },
         _ => SendOp::Send,
     };
-    let flags = [SendFlags::FENCE, SendFlags::SIGNALED, SendFlags::SOLICITED];
-    let bits = (small >> 8) as u32 & 0xff;
-    let flags = flags.into_iter().filter(|flag| bits & flag.bits() != 0);
     WaitingRequest {
         wr_id: word(0),
         op,
-        flags: flags.fold(SendFlags::NONE, |all, flag| all | flag),
+        flags: SendFlags::from_bits_truncate((small >> 8) as u8),
         is_signaled: small & SIGNALED != 0,
         is_inline: small & INLINE != 0,
         len: lengths & ((1 << 40) - 1),

@@ -7,51 +7,31 @@ use std::sync::atomic::AtomicU64;
 
 use crate::error::ResourceError;
 
-/// Access rights of a registered region. Combine with `|`. Local reads are always allowed.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
-pub struct Access(u32);
-
-impl Access {
-    /// The device may only read the region, for this process's own requests.
-    pub const NONE: Self = Self(0);
-    /// The device may write the region for this process's own requests (receives, READ results).
-    pub const LOCAL_WRITE: Self = Self(1);
-    /// A peer may WRITE to it. Needs [`Access::LOCAL_WRITE`].
-    pub const REMOTE_WRITE: Self = Self(2);
-    /// A peer may READ it.
-    pub const REMOTE_READ: Self = Self(4);
-    /// A peer may do atomics on it. Needs [`Access::LOCAL_WRITE`].
-    pub const REMOTE_ATOMIC: Self = Self(8);
-    /// All access rights.
-    pub const ALL: Self = Self(15);
-
-    /// The bits, in libibverbs' encoding.
-    pub const fn bits(self) -> u32 {
-        self.0
-    }
-
-    /// The access with these bits; unknown bits are dropped.
-    pub const fn from_bits_truncate(bits: u32) -> Self {
-        Self(bits & Self::ALL.0)
-    }
-
-    /// Whether all rights of `other` are included.
-    pub const fn contains(self, other: Self) -> bool {
-        self.0 & other.0 == other.0
-    }
-
-    /// Whether the specification allows this combination: remote writes and atomics need
-    /// local write.
-    pub const fn is_consistent(self) -> bool {
-        self.0 & (Self::REMOTE_WRITE.0 | Self::REMOTE_ATOMIC.0) == 0
-            || self.contains(Self::LOCAL_WRITE)
+bitflags::bitflags! {
+    /// Access rights of a registered region, in libibverbs' encoding. Combine with `|`. Local reads are always allowed.
+    #[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
+    pub struct Access: u32 {
+        /// The device may only read the region, for this process's own requests.
+        const NONE = 0;
+        /// The device may write the region for this process's own requests (receives, READ results).
+        const LOCAL_WRITE = 1;
+        /// A peer may WRITE to it. Needs [`Access::LOCAL_WRITE`].
+        const REMOTE_WRITE = 2;
+        /// A peer may READ it.
+        const REMOTE_READ = 4;
+        /// A peer may do atomics on it. Needs [`Access::LOCAL_WRITE`].
+        const REMOTE_ATOMIC = 8;
+        /// All access rights.
+        const ALL = 15;
     }
 }
 
-impl std::ops::BitOr for Access {
-    type Output = Self;
-    fn bitor(self, other: Self) -> Self {
-        Self(self.0 | other.0)
+impl Access {
+    /// Whether the specification allows this combination: remote writes and atomics need
+    /// local write.
+    pub const fn is_consistent(self) -> bool {
+        !self.intersects(Self::REMOTE_WRITE.union(Self::REMOTE_ATOMIC))
+            || self.contains(Self::LOCAL_WRITE)
     }
 }
 

@@ -63,36 +63,19 @@ impl Payload<'_> {
     }
 }
 
-/// Flags of a send request. Combine with `|`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub struct SendFlags(u8);
-
-impl SendFlags {
-    /// No flag.
-    pub const NONE: Self = Self(0);
-    /// Wait for earlier READs and atomics of this queue pair.
-    pub const FENCE: Self = Self(1);
-    /// The request completes into the CQ. Unsignalled requests occupy the SQ until a later signalled one
-    /// completes.
-    pub const SIGNALED: Self = Self(2);
-    /// The peer's completion is a solicited event.
-    pub const SOLICITED: Self = Self(4);
-
-    /// Whether every flag in `other` is set.
-    pub const fn contains(self, other: Self) -> bool {
-        self.0 & other.0 == other.0
-    }
-
-    /// The bits, in libibverbs' encoding.
-    pub const fn bits(self) -> u32 {
-        self.0 as u32
-    }
-}
-
-impl std::ops::BitOr for SendFlags {
-    type Output = Self;
-    fn bitor(self, other: Self) -> Self {
-        Self(self.0 | other.0)
+bitflags::bitflags! {
+    /// Flags of a send request, in libibverbs' encoding. Combine with `|`.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+    pub struct SendFlags: u8 {
+        /// No flag.
+        const NONE = 0;
+        /// Wait for earlier READs and atomics of this queue pair.
+        const FENCE = 1;
+        /// The request completes into the CQ. Unsignalled requests occupy the SQ until a later signalled one
+        /// completes.
+        const SIGNALED = 2;
+        /// The peer's completion is a solicited event.
+        const SOLICITED = 4;
     }
 }
 

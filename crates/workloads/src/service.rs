@@ -7,6 +7,7 @@
 //! | [`virtual_time`] | the daemon's core and its applications on simulated hosts, and threads that share queue pairs |
 //! | [`daemon_hosts`] | two daemons, and the processes beside them, which end when they are dropped |
 //! | [`load`] | applications that measure: messages, and one-sided requests |
+//! | [`many_streams`], [`echo`] | applications that measure many connections at once, or short ones; echo over many connections |
 //! | `servers` | applications that answer: over the service, and over TCP |
 //! | [`controlled_app`] | applications that follow commands: they send occasional requests, or hold connections |
 //! | [`control`] | processes that follow commands |
@@ -16,7 +17,9 @@
 pub mod control;
 pub mod controlled_app;
 pub mod daemon_hosts;
+pub mod echo;
 pub mod load;
+pub mod many_streams;
 pub mod native_verbs;
 pub mod rusage;
 pub mod shm_relay;
@@ -58,6 +61,8 @@ pub enum Role {
     ServingTcp,
     /// An application that measures and reports.
     Load(load::LoadClient),
+    /// An application that measures many connections and reports.
+    ManyStreams(many_streams::ManyStreams),
     /// An application that follows commands.
     App(controlled_app::ControlledApp),
     /// A program that uses verbs directly, and whose memory others access.
@@ -99,6 +104,7 @@ pub(crate) fn run_role(role: &str) -> Result<()> {
         Role::Serving { socket, port } => servers::serve(&socket, port),
         Role::ServingTcp => servers::serve_tcp(),
         Role::Load(asking) => control::reply(&asking.measure()?),
+        Role::ManyStreams(load) => control::reply(&load.measure()?),
         Role::App(app) => app.run(),
         Role::IdleQueuePairs(holding) => holding.run(),
         Role::RelayHop(link) => control::reply(&link.run()?),

@@ -8,7 +8,7 @@ use headworks_client::Session;
 use headworks_client::connection::Connection;
 use headworks_client::session::Event;
 use headworks_client::socket_message::Refusal;
-use headworks_daemon::daemon::{Signal, WatchId};
+use headworks_daemon::ids::{Signal, WatchId};
 use headworks_daemon::limits::{Bulk, DaemonLimits};
 use headworks_daemon::{Daemon, Identity, Output, PeerId, SessionId};
 use headworks_ring::view_of;

@@ -54,7 +54,7 @@ fn request() -> impl Strategy<Value = Request> {
                     request,
                     handle,
                     extent,
-                    rights: Rights::from_bits(rights),
+                    rights: Rights::from_bits_truncate(rights),
                 }
             }
         ),

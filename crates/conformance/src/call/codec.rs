@@ -114,7 +114,7 @@ impl Attr {
         } = *attr;
         Self {
             state: state.map(|state| state as u8),
-            access: access.map(Access::bits),
+            access: access.map(|access| access.bits()),
             rq_psn: rq_psn.map(|psn| psn.raw()),
             path_mtu: path_mtu.map(Mtu::code),
             max_dest_rd_atomic,

@@ -19,8 +19,8 @@ use super::{
     Daemon, IncomingRequest, Listener, Output, PeerId, PeerRoute, PendingAccept, PendingConnect,
     SessionId, WatchId,
 };
-use crate::control::Message;
-use crate::domain::{DomainId, Offer, QpGroupKey};
+use crate::control::{Message, Offer};
+use crate::ids::{DomainId, QpGroupKey};
 
 /// Number of requests that may wait at one listener beyond its backlog, and how many of them may be of one domain of
 /// another host. More are refused.

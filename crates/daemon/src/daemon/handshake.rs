@@ -8,7 +8,7 @@ use headworks_client::socket_message::Refusal;
 use super::{Daemon, IncomingRequest, Output, Peer, PeerId, PeerRoute, agreed};
 use crate::auth::{AuthClaim, CallRole};
 use crate::control::{DomainPair, Message, VERSION_OLDEST};
-use crate::domain::{DomainId, QpGroupKey};
+use crate::ids::{DomainId, QpGroupKey};
 use headworks_verbs::Duration;
 use slab::Slab;
 

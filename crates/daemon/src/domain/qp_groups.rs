@@ -248,16 +248,6 @@ impl Domain {
         }
     }
 
-    /// Removes a connection from all queues of a group.
-    pub(super) fn remove_qp_group(&mut self, at: usize, number: Vqpn) {
-        if let Some(entry) = self.groups.get_mut(at) {
-            entry.group.drr.forget(number.place() as u32);
-            entry.group.control.retain(|other| *other != number);
-            entry.group.fetches.retain(|fetch| fetch.number != number);
-            entry.group.waiting.remove(&number);
-        }
-    }
-
     /// Notes that the group of a queue pair has carried a frame, in either direction.
     pub(super) fn prove(&mut self, at: usize) {
         let Some(entry) = self.groups.get_mut(at) else {
@@ -298,17 +288,15 @@ impl Domain {
 
     /// Notes that a group has something to do.
     pub(super) fn activate(&mut self, group: usize) {
-        let entry = self.groups.get_mut(group);
-        if entry.is_some_and(|entry| !std::mem::replace(&mut entry.is_active, true)) {
-            self.active.push(group);
+        if let Some(mut group) = self.group_context(group) {
+            group.activate();
         }
     }
 
     /// Schedules a connection that may have data to send.
     pub(super) fn call(&mut self, group: usize, number: Vqpn) {
-        if let Some(entry) = self.groups.get_mut(group) {
-            entry.group.drr.call(number.place() as u32);
-            self.activate(group);
+        if let Some(mut group) = self.group_context(group) {
+            group.schedule(number);
         }
     }
 

@@ -7,6 +7,7 @@ use headworks_shm::View;
 use headworks_verbs::{Completion, Opcode};
 
 use super::Domain;
+use super::context::ConnectionContext;
 use crate::frame::{ATOMIC, Atomic, HEADER, Header, Kind, OFFER, RING, Remote};
 use crate::ingress::FETCHING_MAX;
 use crate::qp_group::Fetch;
@@ -51,52 +52,137 @@ impl Domain {
         let connection = self.connections.get(number);
         // Ignores late frames of connections that are gone, and frames for connections of another group.
         if connection.is_some_and(|one| one.place.group == Some(at)) {
-            self.receive_frame(at, number, header, (&memory, offset + HEADER));
+            self.receive_frame(number, header, (&memory, offset + HEADER));
         }
     }
 
-    fn receive_frame(&mut self, at: usize, number: Vqpn, header: Header, body: (&View, usize)) {
-        let Some(connection) = self.connections.get_mut(number) else {
+    fn receive_frame(&mut self, number: Vqpn, header: Header, body: (&View, usize)) {
+        let ring_max = self.config.ring_max;
+        let Some(mut context) = self.context(number) else {
             return;
         };
+        let copied = context.receive(header, body, ring_max);
+        self.copied += u64::from(copied);
+        self.attend(number);
+    }
+
+    /// Handles the completion of a READ of a piece.
+    pub(super) fn fetched(&mut self, at: usize, number: Vqpn, position: u64, bytes: u32) {
+        if let Some(entry) = self.groups.get_mut(at) {
+            entry.group.reads = entry.group.reads.saturating_sub(1);
+        }
+        self.fetched_or_not(number, position, bytes);
+    }
+
+    /// Counts a piece of a transfer as READ: it was READ, or the READ was skipped because the application has
+    /// closed the connection. Once all pieces are counted, the transfer is reported to the peer as done.
+    pub(super) fn fetched_or_not(&mut self, number: Vqpn, position: u64, bytes: u32) {
+        let Some(ConnectionContext {
+            connection,
+            session,
+            ..
+        }) = self.context(number)
+        else {
+            return;
+        };
+        match connection.ingress.fetched(position, bytes) {
+            Ok(None) => {}
+            Ok(Some((len, _))) => {
+                connection.came();
+                connection.fetched.push_back((position, len));
+                session.traffic.received += u64::from(len);
+            }
+            Err(_) => connection.reset(Reset::Protocol, false),
+        }
+        self.attend(number);
+    }
+}
+
+impl ConnectionContext<'_> {
+    /// Handles a frame for the connection. Returns the number of bytes that it copied.
+    fn receive(&mut self, header: Header, body: (&View, usize), ring_max: u32) -> u32 {
         let is_data = matches!(header.kind, Kind::Data | Kind::Wrote | Kind::Offer);
+        let connection = &mut *self.connection;
         let is_left = connection.is_left();
         if is_data && (is_left || !connection.is_alive()) {
             connection.comes_late();
             if !connection.is_alive() || connection.is_all_delivered() {
-                self.attend(number);
-                return;
+                return 0;
             }
         }
         connection.egress.meet();
         let widens = matches!(header.kind, Kind::Data | Kind::Window);
         if widens && connection.egress.widen(header.window) {
-            self.call(at, number);
+            self.schedule();
         }
-        let Some(connection) = self.connections.get_mut(number) else {
-            return;
-        };
-        let Some(session) = self.sessions.get(connection.place.session) else {
-            return;
-        };
-        let (position, len) = (header.at, header.len);
         let is_legal = match header.kind {
             Kind::Tell => true,
-            // Nobody reads these bytes: they are counted and discarded.
-            Kind::Data | Kind::Wrote if is_left => connection.ingress.wrote(position, len).is_ok(),
-            Kind::Offer if is_left => {
-                let is_legal = connection.fetched.len() < FETCHING_MAX
-                    && connection.ingress.wrote(position, len).is_ok();
-                if is_legal {
-                    connection.fetched.push_back((position, len));
-                }
-                is_legal
+            Kind::Data | Kind::Wrote | Kind::Offer => self.data(header, body),
+            Kind::Fetched => self.offer_read(header),
+            Kind::Window => self.window(header, body),
+            Kind::Export => self.export(header, body),
+            Kind::Revoke => {
+                let export_id = u32::try_from(header.at);
+                let imports = &mut self.connection.egress.imports;
+                export_id.is_ok_and(|export_id| imports.want(export_id))
             }
+            Kind::Revoked => self.revoked(header.at),
+            Kind::Atomic => self.atomic(header, body),
+            Kind::Answer => self.answered(header),
+            Kind::End => self.connection.ended(header.at),
+            Kind::Reset => {
+                let why = match Reset::from_code(header.code) {
+                    // Misuse is between the peer and its application. Here it is a reset by the peer.
+                    Some(Reset::Misuse) => Reset::ByPeer,
+                    why => why.unwrap_or(Reset::Protocol),
+                };
+                self.connection.reset(why, true);
+                true
+            }
+            Kind::Closed => {
+                self.connection.closed();
+                true
+            }
+        };
+        let connection = &mut *self.connection;
+        if !is_legal {
+            let peer = connection.place.peer;
+            tracing::warn!(
+                "the daemon of {peer} sent an illegal frame for a connection, which is reset"
+            );
+            connection.reset(Reset::Protocol, false);
+        }
+        if is_data {
+            if is_legal && header.kind != Kind::Offer {
+                self.session.traffic.received += u64::from(header.len);
+            }
+            let most = if is_left { 0 } else { ring_max };
+            connection.ingress.grow(&mut self.session.memory, most);
+        }
+        match header.kind == Kind::Data && !is_left {
+            true => header.len,
+            false => 0,
+        }
+    }
+
+    /// Handles bytes of the stream: in the frame, WRITTEN before it, or offered. Returns whether they are legal.
+    fn data(&mut self, header: Header, body: (&View, usize)) -> bool {
+        let (position, len) = (header.at, header.len);
+        let connection = &mut *self.connection;
+        if connection.is_left() {
+            // Nobody reads these bytes: they are counted and discarded.
+            let is_offer = header.kind == Kind::Offer;
+            let may_answer = !is_offer || connection.fetched.len() < FETCHING_MAX;
+            let is_legal = may_answer && connection.ingress.wrote(position, len).is_ok();
+            if is_offer && is_legal {
+                connection.fetched.push_back((position, len));
+            }
+            return is_legal;
+        }
+        match header.kind {
             Kind::Data => {
-                self.copied += u64::from(len);
-                let came = connection
-                    .ingress
-                    .data(position, len, &session.memory, body);
+                let memory = &self.session.memory;
+                let came = connection.ingress.data(position, len, memory, body);
                 connection.came();
                 came.is_ok()
             }
@@ -105,120 +191,72 @@ impl Domain {
                 connection.came();
                 came.is_ok()
             }
-            Kind::Offer => {
+            _ => {
                 let mut bytes = [0; OFFER];
                 let from = body.0.read(body.1, &mut bytes);
                 let from = from.map(|()| Remote::parse_offer(&bytes, len));
                 let to = connection.ingress.fetch(position, len);
-                match (from, to, self.groups.get_mut(at)) {
-                    (Ok(from), Ok(to), Some(entry)) => {
-                        entry.group.fetches.push_back(Fetch {
-                            number,
-                            at: position,
-                            from,
-                            to,
-                        });
-                        true
-                    }
-                    _ => false,
-                }
-            }
-            Kind::Fetched => {
-                let fetched = connection.egress.fetched(position, len);
-                fetched.is_ok() || !connection.is_alive()
-            }
-            Kind::Window => self.window(number, header, body),
-            Kind::Export => {
-                let mut bytes = [0; OFFER];
-                let memory = body.0.read(body.1, &mut bytes);
-                let memory = memory.map(|()| Remote::parse_offer(&bytes, len));
-                let rights = Rights::from_bits(header.code);
-                let export_id = u32::try_from(position);
-                match (memory, export_id) {
-                    (Ok(memory), Ok(export_id)) => {
-                        connection.egress.imports.add(export_id, memory, rights)
-                    }
-                    _ => false,
-                }
-            }
-            Kind::Revoke => {
-                let export_id = u32::try_from(position);
-                export_id.is_ok_and(|export_id| connection.egress.imports.want(export_id))
-            }
-            Kind::Revoked => self.revoked(number, position),
-            Kind::Atomic => self.atomic(number, header, body),
-            Kind::Answer => {
-                let outcome = Outcome::from_code(header.code);
-                let answered = connection.egress.answered(position, outcome, header.window);
-                self.call(at, number);
-                answered.is_ok() || self.is_over(number)
-            }
-            Kind::End => connection.ended(position),
-            Kind::Reset => {
-                let why = match Reset::from_code(header.code) {
-                    // Misuse is between the peer and its application. Here it is a reset by the peer.
-                    Some(Reset::Misuse) => Reset::ByPeer,
-                    why => why.unwrap_or(Reset::Protocol),
+                let (Ok(from), Ok(to), Some(group)) = (from, to, &mut self.group) else {
+                    return false;
                 };
-                connection.reset(why, true);
+                group.entry.group.fetches.push_back(Fetch {
+                    number: connection.number,
+                    at: position,
+                    from,
+                    to,
+                });
                 true
             }
-            Kind::Closed => {
-                connection.closed();
-                true
-            }
-        };
-        let Some(connection) = self.connections.get_mut(number) else {
-            return;
-        };
-        if !is_legal {
-            let peer = connection.place.peer;
-            tracing::warn!(
-                "the daemon of {peer} sent an illegal frame for a connection, which is reset"
-            );
-            connection.reset(Reset::Protocol, false);
         }
-        if is_data && let Some(session) = self.sessions.get_mut(connection.place.session) {
-            if is_legal && header.kind != Kind::Offer {
-                session.traffic.received += u64::from(len);
-            }
-            let most = if is_left { 0 } else { self.config.ring_max };
-            connection.ingress.grow(&mut session.memory, most);
-        }
-        if header.kind == Kind::Fetched {
-            // There may be room for another transfer.
-            self.call(at, number);
-        }
-        self.attend(number);
     }
 
-    /// Returns whether a frame for a connection may be late: the connection was reset, or the other end has
-    /// sent its `Closed` frame, which answers may cross.
-    fn is_over(&self, number: Vqpn) -> bool {
-        let connection = self.connections.get(number);
-        connection.is_none_or(|connection| !connection.is_alive() || connection.is_untouched())
+    /// Handles the news that the peer has READ what it was offered. Returns whether it was.
+    fn offer_read(&mut self, header: Header) -> bool {
+        let fetched = self.connection.egress.fetched(header.at, header.len);
+        // There may be room for another transfer.
+        self.schedule();
+        fetched.is_ok() || !self.connection.is_alive()
+    }
+
+    /// Handles a window update of the peer, which may announce a new ring. Returns whether it is legal.
+    fn window(&mut self, header: Header, body: (&View, usize)) -> bool {
+        if header.len == 0 {
+            return true;
+        }
+        let mut bytes = [0; RING];
+        let ring = body.0.read(body.1, &mut bytes).ok();
+        let ring = ring.and_then(|()| Remote::parse_ring(&bytes).ok());
+        let ring = ring.map(|(ring, from)| self.connection.egress.retarget(ring, from));
+        matches!(ring, Some(Ok(()))) || !self.connection.is_alive()
+    }
+
+    /// Handles an export of the peer. Returns whether it is legal.
+    fn export(&mut self, header: Header, body: (&View, usize)) -> bool {
+        let mut bytes = [0; OFFER];
+        let memory = body.0.read(body.1, &mut bytes);
+        let memory = memory.map(|()| Remote::parse_offer(&bytes, header.len));
+        let (Ok(memory), Ok(export_id)) = (memory, u32::try_from(header.at)) else {
+            return false;
+        };
+        let rights = Rights::from_bits_truncate(header.code);
+        let imports = &mut self.connection.egress.imports;
+        imports.add(export_id, memory, rights)
     }
 
     /// Handles the return of an export by the peer. Returns whether it is legal.
-    fn revoked(&mut self, number: Vqpn, export_id: u64) -> bool {
-        let Some(connection) = self.connections.get_mut(number) else {
-            return true;
-        };
+    fn revoked(&mut self, export_id: u64) -> bool {
         let export_id = u32::try_from(export_id).ok();
-        let revoked = export_id.and_then(|export_id| connection.exports.revoked(export_id));
-        let session = connection.place.session;
+        let revoked = export_id.and_then(|export_id| self.connection.exports.revoked(export_id));
         if let Some((extent, request)) = revoked {
-            self.unexport(session, extent, Some(request));
+            self.unexport(extent, Some(request));
         }
-        revoked.is_some() || self.is_over(number)
+        revoked.is_some() || self.may_be_late()
     }
 
     /// Executes an atomic for the peer. Returns whether the request is legal. It is answered even if the
     /// application has closed the connection.
-    fn atomic(&mut self, number: Vqpn, header: Header, body: (&View, usize)) -> bool {
-        let Some(connection) = self.connections.get_mut(number) else {
-            return true;
-        };
+    fn atomic(&mut self, header: Header, body: (&View, usize)) -> bool {
+        let connection = &mut *self.connection;
         let mut bytes = [0; ATOMIC];
         let read = body.0.read(body.1, &mut bytes);
         let op = Op::from_code(header.code).filter(|op| op.is_atomic());
@@ -234,10 +272,9 @@ impl Domain {
             operand,
             compare,
         } = Atomic::parse(&bytes);
-        let session = self.sessions.get(connection.place.session);
         let word = connection.exports.word(export_id, at);
         let word = word.and_then(|extent| {
-            let slab = session.and_then(|session| session.memory.slab(extent.slab));
+            let slab = self.session.memory.slab(extent.slab);
             let slab = slab.ok_or(Outcome::NoExport)?;
             let word = slab.atomic_u64(extent.offset as usize);
             word.map_err(|_| Outcome::OutOfBounds)
@@ -258,46 +295,18 @@ impl Domain {
         true
     }
 
-    /// Handles a window update of the peer, which may announce a new ring. Returns whether it is legal.
-    fn window(&mut self, number: Vqpn, header: Header, body: (&View, usize)) -> bool {
-        let Some(connection) = self.connections.get_mut(number) else {
-            return true;
-        };
-        if header.len == 0 {
-            return true;
-        }
-        let mut bytes = [0; RING];
-        let ring = body.0.read(body.1, &mut bytes).ok();
-        let ring = ring.and_then(|()| Remote::parse_ring(&bytes).ok());
-        let ring = ring.map(|(ring, from)| connection.egress.retarget(ring, from));
-        matches!(ring, Some(Ok(()))) || !connection.is_alive()
+    /// Handles the outcome of an atomic that the application requested. Returns whether it is legal.
+    fn answered(&mut self, header: Header) -> bool {
+        let outcome = Outcome::from_code(header.code);
+        let egress = &mut self.connection.egress;
+        let answered = egress.answered(header.at, outcome, header.window);
+        self.schedule();
+        answered.is_ok() || self.may_be_late()
     }
 
-    /// Handles the completion of a READ of a piece.
-    pub(super) fn fetched(&mut self, at: usize, number: Vqpn, position: u64, bytes: u32) {
-        if let Some(entry) = self.groups.get_mut(at) {
-            entry.group.reads = entry.group.reads.saturating_sub(1);
-        }
-        self.fetched_or_not(number, position, bytes);
-    }
-
-    /// Counts a piece of a transfer as READ: it was READ, or the READ was skipped because the application has
-    /// closed the connection. Once all pieces are counted, the transfer is reported to the peer as done.
-    pub(super) fn fetched_or_not(&mut self, number: Vqpn, position: u64, bytes: u32) {
-        let Some(connection) = self.connections.get_mut(number) else {
-            return;
-        };
-        match connection.ingress.fetched(position, bytes) {
-            Ok(None) => {}
-            Ok(Some((len, _))) => {
-                connection.came();
-                connection.fetched.push_back((position, len));
-                if let Some(session) = self.sessions.get_mut(connection.place.session) {
-                    session.traffic.received += u64::from(len);
-                }
-            }
-            Err(_) => connection.reset(Reset::Protocol, false),
-        }
-        self.attend(number);
+    /// Returns whether a frame may be late: the connection was reset, or the other end has sent its `Closed`
+    /// frame, which answers may cross.
+    fn may_be_late(&self) -> bool {
+        !self.connection.is_alive() || self.connection.is_untouched()
     }
 }

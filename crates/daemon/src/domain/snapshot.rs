@@ -4,32 +4,8 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use super::Domain;
-use crate::daemon::SessionId;
-use crate::snapshot::{ApplicationSnapshot, DomainSnapshot, QpGroupSnapshot};
-
-/// Numbers of the objects in a domain.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct ObjectCounts {
-    /// Sessions of applications.
-    pub sessions: usize,
-    /// Ends of connections.
-    pub connections: usize,
-    /// Queue-pair groups.
-    pub groups: usize,
-    /// Queue pairs.
-    pub queue_pairs: usize,
-    /// Receives posted.
-    pub receives: u32,
-    /// Receives promised to peers: at most `receives`.
-    pub promised: u32,
-    /// Bytes of shared memory in use.
-    pub in_use: u64,
-    /// Bytes of shared memory allocated.
-    pub allocated: u64,
-    /// Times that free memory was found overwritten. Counted only with
-    /// [`DaemonLimits::poison`](crate::DaemonLimits::poison).
-    pub overwritten: u64,
-}
+use crate::ids::SessionId;
+use crate::snapshot::{ApplicationSnapshot, DomainSnapshot, ObjectCounts, QpGroupSnapshot};
 
 impl Domain {
     /// Counts the objects of the domain: sessions, connections, queue pairs, memory.

@@ -153,9 +153,11 @@ impl Domain {
     }
 
     fn touched(&mut self, number: Vqpn) {
-        let Some(connection) = self.connections.get_mut(number) else {
+        let ring_max = self.config.ring_max;
+        let Some(mut context) = self.context(number) else {
             return;
         };
+        let connection = &mut *context.connection;
         if connection.is_left() {
             return;
         }
@@ -163,26 +165,20 @@ impl Domain {
             self.misused(number);
             return;
         }
-        let Some(session) = self.sessions.get_mut(connection.place.session) else {
-            return;
-        };
         connection
             .ingress
-            .grow(&mut session.memory, self.config.ring_max);
+            .grow(&mut context.session.memory, ring_max);
         connection.offer_room();
-        if let Some(group) = connection.place.group {
-            self.call(group, number);
-        }
+        context.schedule();
         self.attend(number);
     }
 
     /// Resets a connection whose application broke the contract of its shared memory.
     pub(super) fn misused(&mut self, number: Vqpn) {
-        let Some(connection) = self.connections.get_mut(number) else {
+        let Some(context) = self.context(number) else {
             return;
         };
-        let session = self.sessions.get(connection.place.session);
-        let name = session.map_or("", |session| &session.name);
+        let (connection, name) = (context.connection, &context.session.name);
         let handle = connection.place.handle;
         tracing::warn!(
             "application {name:?} wrote what it must not into the memory of connection {handle}, which is reset: \

@@ -10,7 +10,7 @@ use rustix::event::epoll;
 
 use super::subscriptions::SubscriptionRefused;
 use super::{BATCH, Inner, Token};
-use crate::daemon::{SessionId, Tenant};
+use crate::ids::{SessionId, Tenant};
 
 /// Maximum number of packets queued for an application that does not receive. Beyond it, the application is
 /// turned away.

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use headworks_shm::process_limits;
 
-use crate::daemon::Tenant;
+use crate::ids::Tenant;
 
 /// Maximum number of threads of a tenant. `EACH` is the number of waiting files per thread from which another
 /// thread is started.

@@ -9,7 +9,7 @@ use headworks_verbs::Duration;
 
 use super::{BATCH, Inner, ServerMessage, Token};
 use crate::control;
-use crate::daemon::PeerId;
+use crate::ids::PeerId;
 
 /// How long another host may take to answer a dial.
 const DIAL: Duration = Duration::from_secs(5);

@@ -1,9 +1,8 @@
 //! Metrics endpoint: HTTP on a Unix socket or a TCP port. Each client has a thread for as long as it is answered, so
 //! up to 63 silent clients delay no other. The event loop's thread produces the text.
 
-use std::fmt;
 use std::io::{self, Read, Write};
-use std::net::{SocketAddr, TcpListener};
+use std::net::TcpListener;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
@@ -21,6 +20,7 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, listen
 use headworks_net::clock;
 
 use super::{ServerMessage, ServerSender};
+use crate::config::MetricsAt;
 
 /// How long one read or write of a client may take, and the event loop to produce the text.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -39,24 +39,6 @@ const REQUEST_MAX: usize = 8192;
 const HEADERS_MAX: usize = 64;
 /// Status of an answer without metrics.
 const UNAVAILABLE: &str = "503 Service Unavailable";
-
-/// Address of the metrics endpoint.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum MetricsAt {
-    /// A Unix socket, open to the daemon's own user only.
-    Path(PathBuf),
-    /// A TCP address, open to everyone who can reach it.
-    Address(SocketAddr),
-}
-
-impl fmt::Display for MetricsAt {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Path(path) => path.display().fmt(f),
-            Self::Address(address) => address.fmt(f),
-        }
-    }
-}
 
 trait Caller: Read + Write + Send {}
 impl<T: Read + Write + Send> Caller for T {}

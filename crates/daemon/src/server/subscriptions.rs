@@ -16,7 +16,7 @@ use rustix::net::sockopt::{socket_domain, socket_type};
 use rustix::net::{AddressFamily, SendFlags, Shutdown, SocketType, send, shutdown};
 
 use super::close_queue::CloseQueue;
-use crate::daemon::{SessionId, Signal, Tenant, WatchId};
+use crate::ids::{SessionId, Signal, Tenant, WatchId};
 
 /// Maximum number of reads in a row that make a descriptor writable again, of `READ` bytes each. A correct
 /// application fills a small buffer once.

@@ -7,7 +7,7 @@ use headworks_client::session::Event;
 use headworks_client::socket_message::Refusal;
 use headworks_daemon::DomainId;
 use headworks_daemon::control::Message;
-use headworks_daemon::daemon::Tenant;
+use headworks_daemon::ids::Tenant;
 use headworks_verbs::Duration;
 
 use crate::host_pair::{Host, HostPair, ONE, address, identity, pass};

@@ -5,11 +5,12 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::sync::{Arc, Mutex};
 
 use headworks_client::socket_message::Refusal;
+use headworks_daemon::ObjectCounts;
 use headworks_daemon::auth::Secret;
 use headworks_daemon::control::VERSION;
-use headworks_daemon::daemon::{Daemon, Identity, Output, PeerId, SessionId, Signal, WatchId};
-use headworks_daemon::domain::ObjectCounts;
+use headworks_daemon::ids::{PeerId, SessionId, Signal, WatchId};
 use headworks_daemon::limits::DaemonLimits;
+use headworks_daemon::{Daemon, Identity, Output};
 use headworks_runtime::{Actor, ActorContext, ActorError, ActorInit, Step, WakeCondition};
 use headworks_shm::View;
 use headworks_verbs::{Access, Buffer, Device, Duration, Instant};

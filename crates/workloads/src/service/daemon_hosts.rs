@@ -120,6 +120,13 @@ impl DaemonHosts {
         self.directory.path()
     }
 
+    /// Returns the process ids of all daemons and of the applications that others connect to.
+    pub fn pids(&self) -> Vec<Pid> {
+        let daemons = self.hosts.iter().map(|host| host.daemon.pid());
+        let serving = self.serving.iter().map(ControlledChild::pid);
+        daemons.chain(serving).collect()
+    }
+
     /// Starts an application at a port of a host, on the host's processor, and waits until it serves.
     pub fn serve(&mut self, host: usize, port: u16, stop: &AtomicBool) -> Result<SocketAddr> {
         let socket = self.socket(host);

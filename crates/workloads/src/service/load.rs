@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use super::one_sided::{
     self, OneSidedLoad, RequestGenerator, RequestTransport, ServiceRequests, VerbsRequests, drive,
 };
-use super::servers::{ConnectionPurpose, SPINNING, WaitingStream};
+use super::servers::{ConnectionPurpose, WaitingStream};
 use super::{Result, failed};
 use crate::error::WorkloadError;
 use crate::latency::{Histogram, Schedule};
@@ -312,7 +312,11 @@ impl<T: Read + Write> ByteStream for T {}
 fn tcp(to: SocketAddr, spinning: bool) -> Result<TcpStream> {
     let mut stream = TcpStream::connect(to)?;
     stream.set_nodelay(true)?;
-    stream.write_all(&[if spinning { SPINNING } else { b'.' }])?;
+    let purpose = match spinning {
+        true => ConnectionPurpose::EchoSpinning,
+        false => ConnectionPurpose::Echo,
+    };
+    stream.write_all(&[purpose as u8])?;
     Ok(stream)
 }
 

@@ -197,6 +197,25 @@ impl CpuTimes {
     }
 }
 
+/// Returns the processor time of processes in nanoseconds, threads that have ended included.
+pub fn process_cpu_ns(pids: &[Pid]) -> Result<u64> {
+    pids.iter().map(|pid| ticks_ns(*pid)).sum()
+}
+
+/// Returns the processor time of a process, which the kernel counts in ticks.
+fn ticks_ns(pid: Pid) -> Result<u64> {
+    let path = format!("/proc/{}/stat", pid.as_raw_nonzero());
+    let text = std::fs::read_to_string(&path).map_err(|error| WorkloadError::at(&path, error))?;
+    // The name, in parentheses, may contain anything. utime and stime are fields 14 and 15.
+    let rest = text.rsplit_once(')').map_or("", |(_, rest)| rest);
+    let fields: Vec<&str> = rest.split_whitespace().collect();
+    let ticks = |at: usize| fields.get(at).and_then(|field| field.parse::<u64>().ok());
+    let (Some(user), Some(system)) = (ticks(11), ticks(12)) else {
+        return Err(WorkloadError(format!("{path} has no processor times")));
+    };
+    Ok((user + system) * (1_000_000_000 / rustix::param::clock_ticks_per_second()))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -235,6 +254,19 @@ mod tests {
         assert!(both[0].shared >= bytes, "{both:?}");
         assert!(both[1].shared < bytes / 2, "{both:?}");
         assert!(both[0].mapped > 0 && both[0].own > 0);
+    }
+
+    #[test]
+    fn processor_time_of_threads_that_have_ended_counts() {
+        let spin = || {
+            let until = Instant::now() + Duration::from_millis(200);
+            while Instant::now() < until {
+                std::hint::spin_loop();
+            }
+        };
+        let before = process_cpu_ns(&[getpid()]).unwrap();
+        std::thread::spawn(spin).join().unwrap();
+        assert!(process_cpu_ns(&[getpid()]).unwrap() > before);
     }
 
     #[test]

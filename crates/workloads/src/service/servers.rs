@@ -1,5 +1,6 @@
 //! Applications that serve requests. The first byte that a client sends says what the connection is for.
 
+use std::collections::HashMap;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::path::Path;
@@ -7,10 +8,15 @@ use std::thread;
 
 use headworks::service::{Export, Rights, Service, ServiceError, Stream};
 use rustix::event::{PollFd, PollFlags, poll};
+use rustix::net::listen;
 
-use super::Result;
 use super::control::reply;
 use super::controlled_app::AppReply;
+use super::echo::{EchoSocket, echo_all};
+use super::{Result, failed};
+
+/// Number of connections that may wait to be accepted.
+const BACKLOG: u32 = 4096;
 
 /// First byte sent over a connection: what the connection is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,14 +32,115 @@ pub(super) enum ConnectionPurpose {
     /// The next eight bytes give a size. The server exports that much memory and sends back the
     /// export id, four bytes.
     WriteExport = b'w',
+    /// Only over TCP. As [`Self::Echo`], from a thread that spins.
+    EchoSpinning = b'!',
+    /// The next bytes are a number that the client chose and the number of its connections, four bytes each. Once all
+    /// of them are there, one thread echoes everything on them; it sleeps in epoll(7).
+    EchoPolled = b'p',
+    /// The server sends each message back once it is there as a whole. A message begins with its length, eight bytes.
+    Messages = b'm',
+    /// The first message, whose length is in the next four bytes, is sent back as a whole, this byte included. Then the
+    /// server closes the connection.
+    Once = b'o',
+}
+
+/// Bytes at the beginning of a message of [`ConnectionPurpose::Messages`].
+pub(super) const MESSAGE_HEADER: usize = 8;
+/// Longest message.
+const MESSAGE_MAX: usize = 1 << 20;
+
+/// Connections of clients that have not made all of theirs, by the number that the client chose.
+type PolledStreams<S> = HashMap<u32, Vec<S>>;
+
+/// Serves a connection as its first byte `purpose` says: here if that takes no longer than the first message, else
+/// on a thread that ends with the connection.
+fn serve_stream<S: EchoSocket + Send + 'static>(
+    mut stream: S,
+    purpose: u8,
+    polled: &mut PolledStreams<S>,
+    otherwise: impl FnOnce(S) -> std::io::Result<()> + Send + 'static,
+) -> std::io::Result<()> {
+    if purpose == ConnectionPurpose::Once as u8 {
+        return once(&mut stream);
+    }
+    if purpose == ConnectionPurpose::EchoPolled as u8 {
+        let (client, connections) = (number4(&mut stream)?, number4(&mut stream)?);
+        let all = polled.entry(client).or_default();
+        all.push(stream);
+        if all.len() < connections as usize {
+            return Ok(());
+        }
+        let all = polled.remove(&client).unwrap_or_default();
+        return spawn(move || drop(echo_all(all)));
+    }
+    spawn(move || {
+        drop(match purpose {
+            b'm' => messages(&mut stream),
+            _ => otherwise(stream),
+        });
+    })
+}
+
+fn spawn(serve: impl FnOnce() + Send + 'static) -> std::io::Result<()> {
+    let named = thread::Builder::new().name("experiment-serve".to_owned());
+    named.spawn(serve).map(drop)
+}
+
+fn number4(stream: &mut impl Read) -> std::io::Result<u32> {
+    let mut bytes = [0; 4];
+    stream.read_exact(&mut bytes)?;
+    Ok(u32::from_le_bytes(bytes))
+}
+
+fn too_long() -> std::io::Error {
+    std::io::Error::new(ErrorKind::InvalidData, "a message is too long or too short")
+}
+
+/// Answers the first message, whose first byte was received.
+fn once(stream: &mut (impl Read + Write)) -> std::io::Result<()> {
+    let len = number4(stream)?;
+    if !(5..=MESSAGE_MAX as u32).contains(&len) {
+        return Err(too_long());
+    }
+    let mut message = vec![0; len as usize];
+    message[0] = ConnectionPurpose::Once as u8;
+    message[1..5].copy_from_slice(&len.to_le_bytes());
+    stream.read_exact(&mut message[5..])?;
+    stream.write_all(&message)
+}
+
+/// Sends each message back once it is there as a whole.
+fn messages(stream: &mut (impl Read + Write)) -> std::io::Result<()> {
+    let mut buffer = vec![0; MESSAGE_MAX];
+    let mut have = 0;
+    loop {
+        let got = stream.read(&mut buffer[have..])?;
+        if got == 0 {
+            return Ok(());
+        }
+        have += got;
+        while let Some(header) = buffer[..have].first_chunk::<MESSAGE_HEADER>() {
+            let len = u64::from_le_bytes(*header) as usize;
+            if !(MESSAGE_HEADER..=MESSAGE_MAX).contains(&len) {
+                return Err(too_long());
+            }
+            if have < len {
+                break;
+            }
+            stream.write_all(&buffer[..len])?;
+            buffer.copy_within(len..have, 0);
+            have -= len;
+        }
+    }
 }
 
 /// Serves until the process is killed.
 pub(super) fn serve(socket: &Path, port: u16) -> Result<()> {
     let service = Service::attach(socket, "experiment")?;
-    let listener = service.listen(port, 16_384)?;
+    let listener = service.listen(port, BACKLOG)?;
     reply(&AppReply::Ready)?;
     let mut held = Vec::new();
+    let mut polled = PolledStreams::new();
     loop {
         let mut stream = listener.accept()?;
         let mut wish = [0];
@@ -51,17 +158,15 @@ pub(super) fn serve(socket: &Path, port: u16) -> Result<()> {
             }
             continue;
         }
-        let name = "experiment-serve".to_owned();
-        thread::Builder::new().name(name).spawn(move || {
-            // The thread ends when its client disconnects.
-            match wish[0] {
-                b'a' => {
-                    drop(WaitingStream::asleep(stream).and_then(|mut stream| echo(&mut stream)))
-                }
-                b's' => drop(sink(&mut stream)),
-                _ => drop(echo(&mut stream)),
-            }
-        })?;
+        let asleep = wish[0] == ConnectionPurpose::EchoAsleep as u8;
+        let sinks = wish[0] == ConnectionPurpose::Sink as u8;
+        let otherwise = move |mut stream: Stream| match (asleep, sinks) {
+            (true, _) => echo(&mut WaitingStream::asleep(stream)?),
+            (_, true) => sink(&mut stream),
+            _ => echo(&mut stream),
+        };
+        // A client that goes away harms no other.
+        drop(serve_stream(stream, wish[0], &mut polled, otherwise));
     }
 }
 
@@ -121,29 +226,28 @@ fn export(service: &Service, stream: &mut Stream) -> std::io::Result<Export> {
     Ok(export)
 }
 
-/// Echoes everything over TCP until the process is killed. If a client's first byte is [`SPINNING`], its
-/// thread spins.
+/// Serves over TCP until the process is killed.
 pub(super) fn serve_tcp() -> Result<()> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
+    // As many wait to be accepted as with the service; the kernel's own limit may be lower.
+    listen(&listener, BACKLOG as i32).map_err(failed("listening"))?;
     reply(&listener.local_addr()?.port())?;
+    let mut polled = PolledStreams::new();
     loop {
         let (mut stream, _) = listener.accept()?;
-        let serve = move || {
-            let mut wish = [0];
-            stream.set_nodelay(true)?;
-            stream.read_exact(&mut wish)?;
-            match wish[0] {
-                SPINNING => echo(&mut WaitingStream::spinning(stream)?),
-                _ => echo(&mut stream),
-            }
+        stream.set_nodelay(true)?;
+        let mut wish = [0];
+        if !matches!(stream.read(&mut wish), Ok(1)) {
+            continue;
+        }
+        let spins = wish[0] == ConnectionPurpose::EchoSpinning as u8;
+        let otherwise = move |mut stream: TcpStream| match spins {
+            true => echo(&mut WaitingStream::spinning(stream)?),
+            false => echo(&mut stream),
         };
-        // The thread ends when its client disconnects.
-        thread::spawn(move || drop(serve()));
+        drop(serve_stream(stream, wish[0], &mut polled, otherwise));
     }
 }
-
-/// First byte over TCP that asks for an answering thread that spins.
-pub(super) const SPINNING: u8 = b'!';
 
 /// A nonblocking stream. A call that would block waits with `wait` and tries again.
 pub(super) struct WaitingStream<S> {

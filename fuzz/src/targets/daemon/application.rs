@@ -157,7 +157,7 @@ fn request(input: &mut Input<'_>) -> Request {
                 len: 1 << (input.byte() % 14),
                 offset: u64::from(input.byte()) << 9,
             },
-            rights: Rights::from_bits(input.byte()),
+            rights: Rights::from_bits_truncate(input.byte()),
         },
         15 => Request::Revoke {
             request: number,

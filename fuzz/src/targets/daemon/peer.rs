@@ -8,9 +8,9 @@ use headworks_client::Vqpn;
 use headworks_client::socket_message::Refusal;
 use headworks_daemon::PeerId;
 use headworks_daemon::control::{DomainPair, Message};
-use headworks_daemon::domain::{DomainId, Offer};
 use headworks_daemon::frame::{HEADER, Header, Kind, Remote};
 use headworks_daemon::qp_group::QpRole;
+use headworks_daemon::{DomainId, control::Offer};
 use headworks_verbs::bringup::ConnectionParams;
 use headworks_verbs::{
     Access, AllocRequest, BringUp, Completion, CompletionQueue, CqInit, Device, Payload, QpInit,

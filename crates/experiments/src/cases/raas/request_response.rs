@@ -1,11 +1,14 @@
-//! Request and response between applications of two hosts: compared with TCP, and beside a stream that sends
-//! all it can.
+//! Request and response between applications of two hosts: compared with TCP, over one connection and many, and
+//! beside a stream that sends all it can.
 
 use std::time::Instant;
 
 use super::{Daemons, HUNG, OVERHEAD, PROCESSES, asking, on_daemons, rows, warm_and_run};
 use crate::cases::prelude::*;
+use crate::service::Role;
 use crate::service::load::{LoadKind, LoadTransport};
+use crate::service::many_streams::{ManyStreams, ManyStreamsFigure, ManyStreamsKind, MessageSizes};
+use crate::service::rusage::process_cpu_ns;
 
 /// Bytes of a request, and of a piece of a stream; and the pieces of memory that the stream sends from.
 const SIZE: usize = 64;
@@ -26,6 +29,61 @@ fn of(arm: &'static str, x: u64) -> Expr<&'static str> {
     Expr::At(Point::at(arm, x), VALUE)
 }
 
+/// A load of many connections: its name, its name in keys, and what it is.
+struct Many {
+    name: &'static str,
+    key: &'static str,
+    what: ManyStreamsKind,
+    /// Unit of its rate in keys, and its size.
+    unit: (&'static str, f64),
+}
+
+/// Number of connections, and of threads.
+const CONNECTIONS: u32 = 300;
+const THREADS: u32 = 200;
+/// The loads of many connections.
+const MANY: [Many; 4] = [
+    Many {
+        name: "300 connections",
+        key: "daemons_300",
+        what: ManyStreamsKind::Echo {
+            connections: CONNECTIONS,
+        },
+        unit: ("gb_per_s", 1e9),
+    },
+    Many {
+        name: "200 threads, 64 B",
+        key: "threads_200_64",
+        what: ManyStreamsKind::Threads {
+            threads: THREADS,
+            sizes: MessageSizes::Fixed(SIZE),
+        },
+        unit: ("kmsg_per_s", SIZE as f64 * 1e3),
+    },
+    Many {
+        name: "200 threads, 64 B to 256 KiB",
+        key: "threads_200_mix",
+        what: ManyStreamsKind::Threads {
+            threads: THREADS,
+            sizes: MessageSizes::PowersOfTwo(SIZE, PIECE),
+        },
+        unit: ("gb_per_s", 1e9),
+    },
+    Many {
+        name: "connect, request, close",
+        key: "connect",
+        what: ManyStreamsKind::Connect { size: SIZE },
+        unit: ("per_s", 1.0),
+    },
+];
+
+/// Processor time of all processes per byte that came back, in nanoseconds.
+const CPU: Quantity = "cpu";
+
+fn many(arm: &'static str, load: &'static str, quantity: Quantity) -> Expr<&'static str> {
+    Expr::At(Point::of(load, arm, 0), quantity)
+}
+
 /// Request and response, compared with TCP.
 pub static VS_TCP: Case<&str> = Case {
     about: About {
@@ -36,14 +94,40 @@ pub static VS_TCP: Case<&str> = Case {
             "Round trip of 64 bytes, one at a time: over the service with its default waiting and with both \
              applications asleep in poll(2) between messages, and over TCP with blocking and with spinning sockets. \
              The same under an open-loop load, measured from the time at which each message should have been sent \
-             (median).",
+             (median). Then rates over many connections, with the processor time of all processes for each byte: 300 \
+             connections of one thread at each end, which echoes with epoll; 200 threads at each end that exchange \
+             messages with blocking calls; and connections that last for one request, made one after the other.",
         )
     },
     table: || {
+        let mut t = Table::new(notes());
+        let measured = |point: &Point<&'static str>| match point.load {
+            "" => Expr::At(*point, VALUE),
+            _ => Expr::At(*point, RATE),
+        };
+        t.arm()
+            .cell("load", |point| point.load.into())
+            .x("load [msg/s]")
+            .value("median [ns]", VALUE)
+            .value("rate [B/s or 1/s]", RATE)
+            .value("processor time [ns/B]", CPU)
+            .median("low", move |point| measured(point).all(|spread| spread.low))
+            .median("high", move |point| {
+                measured(point).all(|spread| spread.high)
+            })
+            .repeats(measured);
         let axes = (Axis::linear("load [msg/s]"), Axis::log("median [ns]"));
         let title = "64 bytes there and back (0: one at a time)";
-        let mut t = rows("latency.svg", title, axes, VALUE);
-        t.arms = notes();
+        t.chart("latency.svg", title, axes, |point| {
+            let is_latency = point.load.is_empty();
+            is_latency.then(|| {
+                (
+                    point.arm.to_string(),
+                    point.x as f64,
+                    of(point.arm, point.x),
+                )
+            })
+        });
         for (key, ours, theirs) in [
             ("median_over_tcp_64b", SERVICE, TCP),
             ("asleep_over_tcp_64b", ASLEEP, TCP),
@@ -65,11 +149,26 @@ pub static VS_TCP: Case<&str> = Case {
             let over = of(LOADED, load) / of(TCP_LOADED, load);
             t.metric(format!("loaded_over_tcp_{load}_per_s"), over);
         }
+        for Many {
+            name, key, unit, ..
+        } in MANY
+        {
+            let rate = |arm| many(arm, name, RATE);
+            t.metric(format!("{key}_over_tcp"), rate(SERVICE) / rate(TCP));
+            t.metric(format!("{key}_{}", unit.0), rate(SERVICE) / unit.1);
+            let tcp = key.trim_start_matches("daemons_");
+            t.metric(format!("tcp_{tcp}_{}", unit.0), rate(TCP) / unit.1);
+            let cpu = |arm| many(arm, name, CPU);
+            t.metric(format!("{key}_cpu_over_tcp"), cpu(SERVICE) / cpu(TCP));
+        }
         t
     },
     measure: |bench, _, outcome| {
         let mut points = grid("", &[SERVICE, ASLEEP, TCP, TCP_ONE, TCP_SPINNING], &[0]);
         points.extend(grid("", &[LOADED, TCP_LOADED], &LOADS));
+        for load in MANY {
+            points.extend(grid(load.name, &[SERVICE, TCP], &[0]));
+        }
         let sweep = Sweep::over("per s", OVERHEAD, Wall::from_secs(1));
         on_daemons(
             bench,
@@ -89,6 +188,9 @@ pub static VS_TCP: Case<&str> = Case {
                     TCP_SPINNING => tcp(there, true)?,
                     _ => tcp(there, false)?,
                 };
+                if let Some(load) = MANY.iter().find(|load| load.name == point.load) {
+                    return ask_many(bench, served, load.what, by, time);
+                }
                 let what = match point.x {
                     0 => LoadKind::PingPong { size: SIZE },
                     load => LoadKind::Load {
@@ -102,11 +204,37 @@ pub static VS_TCP: Case<&str> = Case {
     },
 };
 
+/// Measures a load of many connections: rate, and processor time per byte.
+fn ask_many(
+    bench: &Bench<'_>,
+    served: &Daemons,
+    what: ManyStreamsKind,
+    by: LoadTransport,
+    time: Wall,
+) -> Result<Sample, WorkloadError> {
+    let (warm, run) = warm_and_run(time);
+    let role = Role::ManyStreams(ManyStreams {
+        what,
+        by,
+        warm_ns: warm.as_nanos() as u64,
+        run_ns: run.as_nanos() as u64,
+    });
+    let others = served.hosts.pids();
+    let before = process_cpu_ns(&others)?;
+    let mut child = served.hosts.spawn_child(&role, bench.testbed.cpus[0])?;
+    let figure: ManyStreamsFigure = child.receive(time + HUNG, bench.stop())?;
+    let cpu_ns = process_cpu_ns(&others)? - before + figure.cpu_ns;
+    Ok(Sample::of([
+        (RATE, figure.per_second),
+        (CPU, cpu_ns as f64 / figure.bytes as f64),
+    ]))
+}
+
 fn notes() -> Vec<ArmNote> {
     let service = "streams of the service, through a daemon on each side; all four processes poll for a bounded \
                    time, yielding their processor to each other, and then sleep";
     let asleep = "as service, but both applications sleep in poll(2) whenever nothing has arrived";
-    let tcp = "a TCP connection on loopback, TCP_NODELAY, between the two processors";
+    let tcp = "TCP connections on loopback, TCP_NODELAY, between the two processors";
     let spinning =
         "TCP between the two processors, with nonblocking sockets that are read in a loop";
     let loaded = "the service; one thread sends at the given times, another receives";

@@ -10,8 +10,8 @@ use std::sync::{Arc, Mutex};
 use headworks::client::socket_message::Refusal;
 use headworks::client::{Outcomes, Session};
 use headworks::daemon::auth::Secret;
-use headworks::daemon::daemon::{Identity, Output, PeerId, SessionId};
 use headworks::daemon::{Daemon, DaemonLimits};
+use headworks::daemon::{Identity, Output, PeerId, SessionId};
 use headworks::runtime::{Actor, ActorContext, ActorError, ActorInit, Step};
 use headworks::verbs::{Access, Device, Duration, Instant};
 
