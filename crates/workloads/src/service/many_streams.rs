@@ -165,9 +165,9 @@ impl ManyStreams {
             Ok(socket)
         });
         let mut client = EchoClient::new(sockets.collect::<Result<Vec<S>>>()?, WINDOW)?;
+        client.start()?;
         let (begin, end) = self.interval();
         let (mut count, mut heard) = (Count::default(), clock::now());
-        client.start()?;
         loop {
             let back = client.turn(LOOK, true)?.map_or(0, |(_, back)| back);
             let now = clock::now();

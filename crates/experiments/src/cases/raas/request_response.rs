@@ -77,6 +77,9 @@ const MANY: [Many; 4] = [
     },
 ];
 
+/// Least time of such a load: each of the threads exchanges several of the longest messages.
+const MANY_TIME: Wall = Wall::from_secs(1);
+
 /// Processor time of all processes per byte that came back, in nanoseconds.
 const CPU: Quantity = "cpu";
 
@@ -212,7 +215,7 @@ fn ask_many(
     by: LoadTransport,
     time: Wall,
 ) -> Result<Sample, WorkloadError> {
-    let (warm, run) = warm_and_run(time);
+    let (warm, run) = warm_and_run(time.max(MANY_TIME));
     let role = Role::ManyStreams(ManyStreams {
         what,
         by,
@@ -222,7 +225,7 @@ fn ask_many(
     let others = served.hosts.pids();
     let before = process_cpu_ns(&others)?;
     let mut child = served.hosts.spawn_child(&role, bench.testbed.cpus[0])?;
-    let figure: ManyStreamsFigure = child.receive(time + HUNG, bench.stop())?;
+    let figure: ManyStreamsFigure = child.receive(warm + run + HUNG, bench.stop())?;
     let cpu_ns = process_cpu_ns(&others)? - before + figure.cpu_ns;
     Ok(Sample::of([
         (RATE, figure.per_second),
