@@ -20,7 +20,7 @@
 use std::sync::atomic::Ordering;
 
 use headworks_shm::view::{CursorRef, WordRef};
-use headworks_shm::{EventCount, View};
+use headworks_shm::{EventCount, EventCountRef, View};
 
 use crate::error::ContractError;
 use crate::slabs::{ByteRing, Extent, Slabs};
@@ -144,6 +144,17 @@ impl ControlBlock {
         self.view
             .event_count(ROOM_EVENT_COUNT)
             .expect("within the block")
+    }
+
+    /// [`ControlBlock::event_count`], and [`ControlBlock::room_event_count`] if `for_room`, for whoever wakes the
+    /// application or sleeps.
+    pub fn event_count_ref(&self, for_room: bool) -> EventCountRef {
+        let offset = if for_room {
+            ROOM_EVENT_COUNT
+        } else {
+            EVENT_COUNT
+        };
+        self.view.event_count_ref(offset).expect("within the block")
     }
 
     /// The status that the daemon last wrote.

@@ -12,7 +12,9 @@ use crate::doorbell::Doorbell;
 use crate::error::ContractError;
 use crate::one_sided::Rights;
 use crate::slabs::{Extent, Slabs};
-use crate::socket_message::{End, Refusal, Reply, Request, VERSION, VERSION_OLDEST};
+use crate::socket_message::{
+    End, Refusal, Reply, Request, SLEEPERS_SINCE, VERSION, VERSION_OLDEST,
+};
 
 /// A session, at the application's side.
 ///
@@ -33,6 +35,7 @@ pub struct Session {
     slabs: Slabs,
     doorbell: Option<Doorbell>,
     address: Option<IpAddr>,
+    version: u16,
     over: Option<Refusal>,
     requests: u32,
     out: VecDeque<Request>,
@@ -129,6 +132,7 @@ impl Session {
             slabs: Slabs::default(),
             doorbell: None,
             address: None,
+            version: 0,
             over: None,
             requests: 0,
             out: VecDeque::from([attach]),
@@ -149,6 +153,12 @@ impl Session {
     /// Address that the daemon serves. `None` before the session is attached, and where the daemon is too old to tell.
     pub fn address(&self) -> Option<IpAddr> {
         self.address
+    }
+
+    /// Whether the daemon wakes threads that sleep on a connection's event count
+    /// ([`EventCount::arm_to_sleep`](headworks_shm::EventCount::arm_to_sleep)), besides those that wait for a message.
+    pub fn wakes_sleepers(&self) -> bool {
+        self.version >= SLEEPERS_SINCE
     }
 
     /// Reason of the session's end; `None` while it lasts.
@@ -297,9 +307,10 @@ impl Session {
                 doorbell,
                 handles,
                 address,
-                version: _,
+                version,
             } => {
                 self.address = address;
+                self.version = version;
                 self.doorbell = Some(Doorbell::at(&self.slabs, doorbell, handles as usize)?);
                 Event::Attached
             }

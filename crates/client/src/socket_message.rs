@@ -17,9 +17,12 @@ use codec::{Decoder, Encoder};
 /// |---|---|
 /// | 1 | everything else |
 /// | 2 | the daemon's address, in [`Reply::Attached`] |
-pub const VERSION: u16 = 2;
+/// | 3 | threads that sleep on a connection's event counts: the daemon wakes them by futex(2) |
+pub const VERSION: u16 = 3;
 /// The first version in which an application learns the daemon's address.
 pub const ADDRESS_SINCE: u16 = 2;
+/// The first version in which the daemon wakes threads that sleep on an event count.
+pub const SLEEPERS_SINCE: u16 = 3;
 /// Oldest version of the contract that is still understood; see [`VERSION`].
 pub const VERSION_OLDEST: u16 = 1;
 /// Longest message in bytes.

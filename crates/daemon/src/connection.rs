@@ -9,6 +9,7 @@ use std::collections::VecDeque;
 use std::net::SocketAddr;
 
 use headworks_client::{ContractError, ControlBlock, Extent, Outcome, Reset, Status, Vqpn};
+use headworks_shm::{EventCount, EventCountRef, WakeBy};
 
 use crate::egress::{EgressHalf, PiggybackInfo, SendStep};
 use crate::exports::Exports;
@@ -204,10 +205,10 @@ impl Connection {
     }
 
     /// Notifies the event counts for data and for room if there is news for them since the last call. Returns
-    /// for each whether a waiter must be woken.
-    pub(crate) fn ring_doorbells(&mut self) -> (bool, bool) {
+    /// for each how a waiter must be woken, if one must.
+    pub(crate) fn ring_doorbells(&mut self) -> (Option<WakeBy>, Option<WakeBy>) {
         if self.is_left() {
-            return (false, false);
+            return (None, None);
         }
         let now = NotifiedState {
             come: self.ingress.come(),
@@ -223,10 +224,18 @@ impl Connection {
             || now.rings != before.rings
             || now.operations != before.operations
             || has_ended;
+        let notify = |event_count: &EventCount| event_count.notify_waiter();
         (
-            has_more && self.block.event_count().notify(false),
-            has_room && self.block.room_event_count().notify(false),
+            has_more.then(|| notify(self.block.event_count())).flatten(),
+            has_room
+                .then(|| notify(self.block.room_event_count()))
+                .flatten(),
         )
+    }
+
+    /// Returns what a thread of the application sleeps on that waits for data, or for room.
+    pub(crate) fn event_count(&self, for_room: bool) -> EventCountRef {
+        self.block.event_count_ref(for_room)
     }
 
     /// If there is room, has the next notification report it again. The application may have armed its event

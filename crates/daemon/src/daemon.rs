@@ -10,6 +10,7 @@ use std::sync::Arc;
 use headworks_client::socket_message::{Refusal, Reply};
 use headworks_client::{Reset, Vqpn};
 use headworks_runtime::ActorContext;
+use headworks_shm::EventCountRef;
 use headworks_verbs::{AsyncEvent, Buffer, Device, Instant};
 use slab::Slab;
 
@@ -52,6 +53,9 @@ pub enum Output {
     },
     /// Close the socket and the handed-over descriptors of an application, and report nothing more of it.
     EndSession(SessionId),
+    /// Wake a thread that sleeps on this event count ([`EventCount::wake`](headworks_shm::EventCount::wake)), after
+    /// the packets before this output were sent.
+    WakeThread(EventCountRef),
     /// Signal a change at a descriptor, after the packets before this output were sent.
     Signal {
         /// Subscription that the signal belongs to.
@@ -437,6 +441,10 @@ impl Daemon {
                 }
                 domain::Output::Signal { watch, signal } => {
                     self.outputs.push_back(Output::Signal { watch, signal });
+                    continue;
+                }
+                domain::Output::WakeThread(event_count) => {
+                    self.outputs.push_back(Output::WakeThread(event_count));
                     continue;
                 }
                 domain::Output::Wake { session, handle } => {

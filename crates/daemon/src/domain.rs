@@ -10,6 +10,7 @@ use headworks_client::socket_message::{End, Refusal, Reply};
 use headworks_client::{
     BLOCK_BYTES, ControlBlock, EgressReader, Extent, IngressWriter, Reset, Rights, Vqpn,
 };
+use headworks_shm::EventCountRef;
 use headworks_verbs::{
     Buffer, Completion, CompletionChannel, CompletionQueue, CqInit, Device, OpenError, PollError,
     ProtectionDomain, Qpn, ResourceError,
@@ -87,7 +88,9 @@ pub enum Output {
         /// Change that is signalled.
         signal: Signal,
     },
-    /// Wake an application that sleeps on one of its connections.
+    /// Wake a thread of an application that sleeps on this event count.
+    WakeThread(EventCountRef),
+    /// Send a message to an application that sleeps on one of its connections.
     Wake {
         /// Session of the application.
         session: usize,

@@ -579,7 +579,7 @@ impl Inner {
     /// Carries out the daemon's outputs and returns whether there were any.
     fn apply(&mut self) -> bool {
         let mut did = false;
-        let mut signals = Vec::new();
+        let (mut signals, mut sleepers) = (Vec::new(), Vec::new());
         while let Some(output) = self.daemon.output() {
             did = true;
             match output {
@@ -598,12 +598,16 @@ impl Inner {
                 } => self.send(session, packet, slab),
                 Output::EndSession(session) => self.end_session(session),
                 Output::Signal { watch, signal } => signals.push((watch, signal)),
+                Output::WakeThread(event_count) => sleepers.push(event_count),
             }
         }
         did |= self.resend();
-        // Signals follow the packets that say more.
+        // Signals and wake-ups follow the packets that say more.
         for (watch, signal) in signals {
             self.subscriptions.signal(watch, signal);
+        }
+        for event_count in sleepers {
+            event_count.wake();
         }
         self.resay();
         if self.daemon.domains_made() > self.watched {

@@ -1,15 +1,32 @@
 //! Event count: a waker wakes a waiter only if it is about to sleep, and never misses that.
 //!
 //! A waiter arms the event count, looks once more for work, and sleeps. A producer stores work and then
-//! notifies; if the event count was armed, the producer wakes the waiter by other means. Each side writes
-//! one word and then reads the other's, with a full fence between. So either the waiter's last look finds
-//! the work, or the producer finds the event count armed.
+//! notifies; if the event count was armed, the producer wakes the waiter. Each side writes one word and then
+//! reads the other's, with a full fence between. So either the waiter's last look finds the work, or the
+//! producer finds the event count armed.
+//!
+//! A waiter sleeps on a descriptor, and is woken by a message; or it sleeps on the word itself, with futex(2).
+
+#[cfg(not(loom))]
+use rustix::event::Timespec;
+#[cfg(not(loom))]
+use rustix::thread::futex;
 
 use crate::primitive::{AtomicU32, Ordering, fence};
 
 const OFF: u32 = 0;
 const ANY: u32 = 1;
 const URGENT: u32 = 2;
+const SLEEPING: u32 = 3;
+
+/// How the waiter that armed an event count is to be woken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WakeBy {
+    /// By a message of the notifier's: the waiter sleeps on a descriptor.
+    Message,
+    /// By [`EventCount::wake`]: the waiter sleeps on the word.
+    Word,
+}
 
 /// The event count's word, which may be in shared memory.
 #[derive(Debug)]
@@ -48,6 +65,47 @@ impl EventCount {
         due && self.0.swap(OFF, Ordering::AcqRel) != OFF
     }
 
+    /// Arms it for the next notification by [`EventCount::notify_waiter`]. Look for work after this, and then
+    /// [`sleep`](Self::sleep).
+    pub fn arm_to_sleep(&self) {
+        self.0.store(SLEEPING, Ordering::Relaxed);
+        // Pairs with the fence in `notify_waiter`.
+        fence(Ordering::SeqCst);
+    }
+
+    /// Notifies a waiter that may sleep in either way, after work was stored. Returns how the caller must wake it,
+    /// if it must; the event count is then disarmed.
+    #[inline]
+    pub fn notify_waiter(&self) -> Option<WakeBy> {
+        // Pairs with the fences in `arm` and `arm_to_sleep`.
+        fence(Ordering::SeqCst);
+        if self.0.load(Ordering::Relaxed) == OFF {
+            return None;
+        }
+        match self.0.swap(OFF, Ordering::AcqRel) {
+            OFF => None,
+            SLEEPING => Some(WakeBy::Word),
+            _ => Some(WakeBy::Message),
+        }
+    }
+
+    /// Sleeps while it is armed by [`arm_to_sleep`](Self::arm_to_sleep), for at most `timeout`. It may return early,
+    /// so that the caller must look again.
+    #[cfg(not(loom))]
+    pub fn sleep(&self, timeout: Option<std::time::Duration>) {
+        // A time that is too long for the kernel is no limit.
+        let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
+        // Every error is a reason to look again: the word has changed, a signal came, the time is over.
+        let _ = futex::wait(&self.0, futex::Flags::empty(), SLEEPING, timeout.as_ref());
+    }
+
+    /// Wakes the waiter that sleeps on the word, after a notification that returned [`WakeBy::Word`].
+    #[cfg(not(loom))]
+    pub fn wake(&self) {
+        // It fails only if the memory is gone, and the waiter with it.
+        let _ = futex::wake(&self.0, futex::Flags::empty(), 1);
+    }
+
     /// Returns whether a waiter has armed it. For observers only: the load is relaxed.
     pub fn is_armed(&self) -> bool {
         self.0.load(Ordering::Relaxed) != OFF
@@ -81,6 +139,57 @@ mod tests {
         event_count.disarm();
         assert!(!event_count.notify(true));
     }
+
+    #[test]
+    fn a_waiter_is_woken_in_the_way_in_which_it_sleeps() {
+        let event_count = EventCount::new_armed();
+        assert_eq!(event_count.notify_waiter(), Some(WakeBy::Message));
+        assert_eq!(event_count.notify_waiter(), None);
+        event_count.arm_to_sleep();
+        assert_eq!(event_count.notify_waiter(), Some(WakeBy::Word));
+        assert_eq!(event_count.notify_waiter(), None);
+    }
+
+    #[test]
+    fn a_sleeper_is_woken_or_does_not_fall_asleep() {
+        let event_count = EventCount::new_armed();
+        let work = std::sync::atomic::AtomicU64::new(0);
+        let rounds = 20_000;
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for round in 1..=rounds {
+                    work.store(round, Ordering::Relaxed);
+                    if let Some(WakeBy::Word) = event_count.notify_waiter() {
+                        event_count.wake();
+                    }
+                    // Waits for the other thread, which sets the work back.
+                    while work.load(Ordering::Acquire) != 0 {
+                        std::thread::yield_now();
+                    }
+                }
+            });
+            for round in 1..=rounds {
+                loop {
+                    event_count.arm_to_sleep();
+                    if work.load(Ordering::Relaxed) == round {
+                        break;
+                    }
+                    event_count.sleep(None);
+                }
+                work.store(0, Ordering::Release);
+            }
+        });
+    }
+
+    #[test]
+    fn a_sleep_ends_at_its_limit_and_without_an_arm_at_once() {
+        let event_count = EventCount::new_armed();
+        event_count.sleep(None);
+        event_count.arm_to_sleep();
+        event_count.sleep(Some(std::time::Duration::from_millis(1)));
+        event_count.disarm();
+        event_count.sleep(Some(std::time::Duration::MAX));
+    }
 }
 
 #[cfg(all(test, loom))]
@@ -113,6 +222,26 @@ mod models {
                 .map(|notifier| notifier.join().unwrap())
                 .fold(false, |any, notified| any | notified);
             assert!(notified || seen == producers as u64, "missed work");
+        });
+    }
+
+    #[test]
+    fn loom_work_is_seen_or_a_sleeper_notified() {
+        loom::model(|| {
+            let shared = Arc::new((EventCount(AtomicU32::new(OFF)), AtomicU64::new(0)));
+            let notifier = {
+                let shared = shared.clone();
+                thread::spawn(move || {
+                    let (event_count, work) = &*shared;
+                    work.store(1, Ordering::Relaxed);
+                    event_count.notify_waiter()
+                })
+            };
+            let (event_count, work) = &*shared;
+            event_count.arm_to_sleep();
+            let seen = work.load(Ordering::Relaxed);
+            let notified = notifier.join().unwrap();
+            assert!(notified == Some(WakeBy::Word) || seen == 1, "missed work");
         });
     }
 

@@ -51,7 +51,7 @@ pub mod wake_pipe;
 pub use biased_lock::{BiasedGuard, BiasedLock};
 pub use cursor::{Consumer, Cursor, CursorError, Producer};
 pub use dirty_set::DirtySet;
-pub use event_count::EventCount;
+pub use event_count::{EventCount, WakeBy};
 pub use lane::Lane;
 pub use liveness::{ProcessId, ProcessWatch};
 pub use ordered_copy::copy_in_order;
@@ -63,5 +63,5 @@ pub use registry::{
 pub use segment::{HugePages, PageKind, SegmentError, SegmentRequest, SharedSegment};
 pub use sender_row::{SenderLife, SenderRow};
 pub use slot_queue::{ShmSafe, SingleConsumer, SingleProducer, SlotError, SlotQueue, SlotQueueRef};
-pub use view::{CursorRef, OutOfBounds, View, WordRef, WordsRef};
+pub use view::{CursorRef, EventCountRef, OutOfBounds, View, WordRef, WordsRef};
 pub use wake_pipe::{WakePipe, WakeSender};

@@ -159,6 +159,14 @@ impl View {
         })
     }
 
+    /// Returns the event count at `offset`, as a pointer that keeps the memory mapped.
+    pub fn event_count_ref(&self, offset: usize) -> Result<EventCountRef, OutOfBounds> {
+        Ok(EventCountRef {
+            at: NonNull::from(self.event_count(offset)?),
+            view: self.clone(),
+        })
+    }
+
     /// Returns all words of the view, which begins at a multiple of 8, as a pointer that keeps the memory mapped.
     pub fn words_ref(&self) -> Result<WordsRef, OutOfBounds> {
         let words = self.words(0, self.len / 8)?;
@@ -304,6 +312,29 @@ impl Deref for WordRef {
 
     #[inline(always)]
     fn deref(&self) -> &AtomicU64 {
+        // SAFETY: the pointer was checked when made, and the view keeps it mapped.
+        unsafe { self.at.as_ref() }
+    }
+}
+
+/// An event count in shared memory that keeps the memory mapped.
+#[derive(Clone, Debug)]
+pub struct EventCountRef {
+    at: NonNull<EventCount>,
+    #[expect(dead_code, reason = "keeps the memory mapped")]
+    view: View,
+}
+
+// SAFETY: it is a reference to an atomic that its own view keeps alive.
+unsafe impl Send for EventCountRef {}
+// SAFETY: as above.
+unsafe impl Sync for EventCountRef {}
+
+impl Deref for EventCountRef {
+    type Target = EventCount;
+
+    #[inline(always)]
+    fn deref(&self) -> &EventCount {
         // SAFETY: the pointer was checked when made, and the view keeps it mapped.
         unsafe { self.at.as_ref() }
     }

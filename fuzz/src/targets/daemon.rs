@@ -157,6 +157,8 @@ impl DaemonHarness {
                     Some(other) => self.daemon.peer_message(*other, &message),
                     None => self.said.push((peer, message)),
                 },
+                // The word may hold anything, so that the daemon may take it for a sleeper's.
+                Output::WakeThread(event_count) => event_count.wake(),
                 Output::Signal { watch, signal } => {
                     assert!(self.watches.contains(&watch), "{watch:?} is closed");
                     if signal == Signal::HungUp {

@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 
 use headworks_client::socket_message::Reply;
 use headworks_client::{Extent, Reset, Vqpn};
+use headworks_shm::WakeBy;
 
 use super::{Domain, Output, QpGroupEntry};
 use crate::connection::Connection;
@@ -116,18 +117,24 @@ impl ConnectionContext<'_> {
         if !self.session.is_gone && self.session.memory.has_new_slabs() {
             self.outputs.push_back(Output::Slabs { session });
         }
-        let (has_more, has_room) = self.connection.ring_doorbells();
-        let signals = [(has_more, Signal::Readable), (has_room, Signal::Writable)];
-        match self.connection.watch {
-            None if has_more || has_room => {
-                self.outputs.push_back(Output::Wake { session, handle });
+        let (more, room) = self.connection.ring_doorbells();
+        let mut is_rung = false;
+        for (woken, signal) in [(more, Signal::Readable), (room, Signal::Writable)] {
+            match (woken, self.connection.watch) {
+                (None, _) => {}
+                (Some(WakeBy::Word), _) => {
+                    let for_room = signal == Signal::Writable;
+                    let event_count = self.connection.event_count(for_room);
+                    self.outputs.push_back(Output::WakeThread(event_count));
+                }
+                (Some(WakeBy::Message), Some(watch)) => {
+                    self.outputs.push_back(Output::Signal { watch, signal });
+                }
+                (Some(WakeBy::Message), None) => is_rung = true,
             }
-            None => {}
-            Some(watch) => {
-                let signals = signals.into_iter().filter(|(is_due, _)| *is_due);
-                let signals = signals.map(|(_, signal)| Output::Signal { watch, signal });
-                self.outputs.extend(signals);
-            }
+        }
+        if is_rung {
+            self.outputs.push_back(Output::Wake { session, handle });
         }
     }
 

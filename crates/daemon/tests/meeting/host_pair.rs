@@ -214,7 +214,7 @@ impl HostPair {
                     host.events.push(event);
                 }
             }
-            Output::EndSession(_) | Output::Signal { .. } => {}
+            Output::EndSession(_) | Output::Signal { .. } | Output::WakeThread(_) => {}
         }
     }
 

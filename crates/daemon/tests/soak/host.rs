@@ -234,6 +234,8 @@ impl Host {
                         }
                     }
                 }
+                // No application here sleeps on an event count.
+                Output::WakeThread(_) => {}
                 Output::Signal { watch, signal } => {
                     let Some((session, request)) = self.watches.get(&watch).copied() else {
                         continue;

@@ -51,11 +51,12 @@ impl<W> LeaderFollowers<W> {
         next.map(|sleeper| &sleeper.wake)
     }
 
-    /// Iterates over all threads: what each sleeps on, and what wakes it.
-    pub(super) fn iter(&self) -> impl Iterator<Item = (Option<u32>, &W)> {
-        self.asleep
-            .iter()
-            .map(|sleeper| (sleeper.on, &sleeper.wake))
+    /// Iterates over all threads: whether it is the leader, what it sleeps on, and what wakes it.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (bool, Option<u32>, &W)> {
+        self.asleep.iter().map(|sleeper| {
+            let is_leader = self.leader == Some(sleeper.number);
+            (is_leader, sleeper.on, &sleeper.wake)
+        })
     }
 }
 

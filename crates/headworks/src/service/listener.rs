@@ -7,7 +7,7 @@ use headworks_client::connection::Connection;
 use headworks_verbs::Instant;
 
 use super::readiness_socket::ReadinessSocket;
-use super::shared_session::{SessionState, SharedSession};
+use super::shared_session::{LookFor, SessionState, SharedSession};
 use super::stream::Stream;
 use super::{ServiceError, system};
 
@@ -50,10 +50,10 @@ impl Listener {
     ///
     /// As [`Listener::accept`], and [`ServiceError::Deadline`].
     pub fn accept_by(&self, deadline: Option<Instant>) -> Result<Stream, ServiceError> {
-        let connection = self.shared.wait(None, deadline, |state| {
-            Ok(match state {
-                Some(state) => self.take(state),
-                None => self.take(&mut *self.shared.lock()?),
+        let connection = self.shared.wait(None, deadline, |look| {
+            Ok(match look {
+                LookFor::Sleep(state, _) => self.take(state),
+                LookFor::Poll => self.take(&mut *self.shared.lock()?),
             })
         })?;
         // Tells the daemon that the connection was accepted.

@@ -7,16 +7,19 @@ use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::Thread;
 
 use headworks_client::connection::Connection;
 use headworks_client::session::Event;
 use headworks_client::socket_message::Request;
 use headworks_client::{Extent, Session};
+use headworks_net::cpu_affinity::allowed_cpus;
 use headworks_net::packets::{PacketSocket, RecvOutcome};
-use headworks_net::{SpinMode, WaitPhase, Waiter, WakeReason, clock};
+use headworks_net::{WaitPhase, Waiter, WakeReason, clock};
 use headworks_shm::fork::ForkGeneration;
-use headworks_shm::{SharedSegment, View};
+use headworks_shm::{EventCountRef, SharedSegment, View, WakeBy};
 use headworks_verbs::{Duration, Instant};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
@@ -34,7 +37,59 @@ pub(super) struct SharedSession {
     patience: Duration,
     pub(super) path: PathBuf,
     state: Mutex<SessionState>,
+    /// Wakes the leader of the sleeping threads.
+    leader_wake: OwnedFd,
+    /// Number of threads that wait for a connection's data or room.
+    waiting: AtomicUsize,
+    /// Number of cores that this process may use.
+    cores: usize,
     made_by: ForkGeneration,
+}
+
+/// What a thread sleeps on that waits for a connection.
+pub(super) struct SleepsOn {
+    /// The connection's handle.
+    pub(super) handle: u32,
+    /// Event count that the daemon notifies.
+    pub(super) event_count: EventCountRef,
+}
+
+/// What a waiter's condition is called for.
+pub(super) enum LookFor<'s> {
+    /// To check the condition.
+    Poll,
+    /// The thread is about to sleep: the condition must arm what wakes it in this way, and then check once more.
+    Sleep(&'s mut SessionState, WakeBy),
+}
+
+/// What wakes a thread that sleeps and is not the leader.
+#[derive(Clone)]
+enum Waker {
+    /// It sleeps on an event count, on which the daemon wakes it, too.
+    EventCount(EventCountRef),
+    /// It is parked.
+    Thread(Thread),
+}
+
+impl Waker {
+    fn wake(&self) {
+        match self {
+            Self::EventCount(event_count) => {
+                event_count.disarm();
+                event_count.wake();
+            }
+            Self::Thread(thread) => thread.unpark(),
+        }
+    }
+}
+
+/// Counts a thread that waits for a connection, until this is dropped.
+struct Waiting<'s>(&'s AtomicUsize);
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 pub(super) struct SessionState {
@@ -51,7 +106,7 @@ pub(super) struct SessionState {
     unsent: Option<(Vec<u8>, Option<OwnedFd>)>,
     /// Whether the socket has stayed full for as long as the daemon may leave it so.
     is_stuck: bool,
-    waiters: LeaderFollowers<Arc<OwnedFd>>,
+    waiters: LeaderFollowers<Waker>,
     pub(super) is_gone: bool,
 }
 
@@ -148,11 +203,17 @@ impl SharedSession {
                 waiters: LeaderFollowers::new(),
                 is_gone: false,
             }),
+            leader_wake: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+                .map_err(|errno| system("eventfd")(errno.into()))?,
+            waiting: AtomicUsize::new(0),
+            cores: allowed_cpus().len(),
             made_by: ForkGeneration::current(),
         };
         shared.exchange(&mut *shared.lock()?)?;
-        let attached = shared.wait(None, Some(until), |state| {
-            let Some(state) = state else { return Ok(None) };
+        let attached = shared.wait(None, Some(until), |look| {
+            let LookFor::Sleep(state, _) = look else {
+                return Ok(None);
+            };
             match state.session.over() {
                 Some(why) => Err(ServiceError::Refused(why)),
                 None => Ok(state.session.doorbell().map(drop)),
@@ -218,16 +279,20 @@ impl SharedSession {
     }
 
     fn receive_packets(&self, state: &mut SessionState) -> Result<(), ServiceError> {
+        // What concerns all threads: received bytes may lie in a new slab, and the session may be over.
+        let mut is_for_all = false;
         loop {
             match self.socket.recv() {
                 Ok(RecvOutcome::Packet(packet)) => {
                     let file = packet.files.into_iter().next();
+                    is_for_all |= file.is_some();
                     let segment = file.map(SharedSegment::attach).transpose()?;
                     let view = segment.map(|segment| View::from(Arc::new(segment)));
                     state.session.input(&packet.bytes, view)?;
                 }
                 Ok(RecvOutcome::WouldBlock) => break,
                 Ok(RecvOutcome::Closed) => {
+                    is_for_all |= !state.is_gone;
                     state.is_gone = true;
                     break;
                 }
@@ -235,7 +300,7 @@ impl SharedSession {
             }
         }
         let mut rang = Vec::new();
-        let mut others = state.is_gone;
+        let mut has_answers = false;
         while let Some(event) = state.session.event() {
             match event {
                 Event::Rang { handle } => {
@@ -264,14 +329,20 @@ impl SharedSession {
                     listener,
                     connection,
                 } => state.on_incoming(listener, connection),
-                Event::Attached | Event::Over(_) => {}
+                Event::Attached => {}
+                Event::Over(_) => is_for_all = true,
             }
-            others = true;
+            has_answers = true;
         }
-        for (handle, wake) in state.waiters.iter() {
-            let has_rung = handle.is_some_and(|handle| rang.contains(&handle));
-            if has_rung || others {
-                wake_thread(wake)?;
+        for (is_leader, handle, waker) in state.waiters.iter() {
+            let is_concerned = match handle {
+                Some(handle) => rang.contains(&handle),
+                None => has_answers,
+            };
+            match is_leader {
+                _ if !is_concerned && !is_for_all => {}
+                true => self.wake_leader()?,
+                false => waker.wake(),
             }
         }
         Ok(())
@@ -366,89 +437,155 @@ impl SharedSession {
         sent.map(drop).map_err(|_| ServiceError::DaemonGone)
     }
 
-    /// Waits until `look` returns something. While it polls, `look` is called with `None`; before each sleep
-    /// it is called with the session.
+    /// Waits until `look` returns something.
     ///
-    /// One of the sleeping threads, the leader, listens to the daemon and wakes the others. Each has an
-    /// eventfd of its own, so a packet wakes only the threads that it concerns. When the leader has what it
-    /// waited for, another thread becomes the leader.
+    /// One of the sleeping threads, the leader, listens to the daemon for all. The others sleep on their connections'
+    /// event counts, on which the daemon wakes them, or are parked until the leader has their answers. When the
+    /// leader has what it waited for, another thread becomes the leader.
     pub(super) fn wait<T>(
         &self,
-        sleeps_on: Option<u32>,
+        sleeps_on: Option<SleepsOn>,
         deadline: Option<Instant>,
-        mut look: impl FnMut(Option<&mut SessionState>) -> Result<Option<T>, ServiceError>,
+        mut look: impl FnMut(LookFor<'_>) -> Result<Option<T>, ServiceError>,
     ) -> Result<T, ServiceError> {
+        let is_crowded;
+        let _waiting = match sleeps_on {
+            Some(_) => {
+                is_crowded = self.waiting.fetch_add(1, Ordering::Relaxed) >= self.cores;
+                Some(Waiting(&self.waiting))
+            }
+            None => {
+                is_crowded = false;
+                None
+            }
+        };
+        // Polls first: mostly that is enough. With more threads than cores, polling would take the cores from those
+        // that have something to do.
+        if !is_crowded && let Some(found) = self.poll(sleeps_on.is_some(), deadline, &mut look)? {
+            return Ok(found);
+        }
+        let (on, waker) = match &sleeps_on {
+            Some(on) => (Some(on.handle), Waker::EventCount(on.event_count.clone())),
+            None => (None, Waker::Thread(std::thread::current())),
+        };
+        let mut state = self.lock()?;
+        // An older daemon sends a message for each connection that it would wake a thread of.
+        let waker = match waker {
+            Waker::EventCount(_) if !state.session.wakes_sleepers() => {
+                Waker::Thread(std::thread::current())
+            }
+            waker => waker,
+        };
+        let number = state.waiters.enter(on, waker.clone());
+        drop(state);
+        let waited = self.sleep(&waker, number, deadline, look);
+        let mut state = self.lock()?;
+        let next = state.waiters.leave(number).cloned();
+        drop(state);
+        if let Some(next) = next {
+            next.wake();
+        }
+        waited
+    }
+
+    /// Polls for a short time. Returns `None` if the thread must sleep.
+    fn poll<T>(
+        &self,
+        is_on_connection: bool,
+        deadline: Option<Instant>,
+        look: &mut impl FnMut(LookFor<'_>) -> Result<Option<T>, ServiceError>,
+    ) -> Result<Option<T>, ServiceError> {
         let mut waiter = Waiter::default();
-        // Polls first, without an eventfd: mostly that is enough.
         loop {
             let mut found = Ok(None);
             let mut at = |phase| {
                 found = match phase {
-                    WaitPhase::Poll => look(None),
+                    WaitPhase::Poll => look(LookFor::Poll),
                     WaitPhase::Arm => return true,
                 };
                 !matches!(found, Ok(None))
             };
+            // A connection's news are in its memory; whatever else the daemon says is handled before the thread sleeps.
             let mut fds = [PollFd::new(&self.socket, PollFlags::IN)];
-            let woken = waiter.wait_polling(&mut fds, deadline, &mut at);
+            let fds = if is_on_connection {
+                &mut []
+            } else {
+                &mut fds[..]
+            };
+            let woken = waiter.wait_polling(fds, deadline, &mut at);
             if let Some(found) = found.transpose() {
-                return found;
+                return found.map(Some);
             }
             match woken.map_err(system("waiting"))? {
                 WakeReason::Deadline => return Err(ServiceError::Deadline),
-                WakeReason::Ready => break,
+                WakeReason::Ready => return Ok(None),
                 // Mostly a spurious wake-up, for something that polling has already seen.
                 WakeReason::Fd => {
                     let mut state = self.lock()?;
                     self.exchange(&mut state)?;
                     if state.is_gone {
-                        break;
+                        return Ok(None);
                     }
                 }
             }
         }
-        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
-        let wake = eventfd(0, flags).map_err(|errno| system("eventfd")(errno.into()))?;
-        let wake = Arc::new(wake);
-        let number = self.lock()?.waiters.enter(sleeps_on, wake.clone());
-        let waited = self.sleep(&wake, number, deadline, look);
-        if let Some(next) = self.lock()?.waiters.leave(number) {
-            wake_thread(next)?;
-        }
-        waited
     }
 
     fn sleep<T>(
         &self,
-        wake: &OwnedFd,
+        waker: &Waker,
         number: u64,
         deadline: Option<Instant>,
-        mut look: impl FnMut(Option<&mut SessionState>) -> Result<Option<T>, ServiceError>,
+        mut look: impl FnMut(LookFor<'_>) -> Result<Option<T>, ServiceError>,
     ) -> Result<T, ServiceError> {
-        let mut waiter = Waiter::new(Duration::ZERO, SpinMode::Yield);
         loop {
             let is_leader;
             {
                 let mut state = self.lock()?;
                 is_leader = state.waiters.is_leader(number);
-                self.exchange(&mut state)?;
-                if let Some(found) = look(Some(&mut state))? {
+                if is_leader {
+                    self.exchange(&mut state)?;
+                }
+                let by = match waker {
+                    Waker::EventCount(_) if !is_leader => WakeBy::Word,
+                    _ => WakeBy::Message,
+                };
+                if let Some(found) = look(LookFor::Sleep(&mut state, by))? {
                     return Ok(found);
                 }
                 if state.is_gone {
                     return Err(ServiceError::DaemonGone);
                 }
             }
-            let mut fds = vec![PollFd::new(wake, PollFlags::IN)];
-            if is_leader {
-                fds.push(PollFd::new(&self.socket, PollFlags::IN));
-            }
-            // The event counts armed above wake the thread: there is nothing to poll.
-            let woken = waiter.wait_polling(&mut fds, deadline, &mut |_| false);
-            if woken.map_err(system("waiting"))? == WakeReason::Deadline {
+            let left = deadline.map(|deadline| deadline.since(clock::now()));
+            if left == Some(Duration::ZERO) {
                 return Err(ServiceError::Deadline);
             }
-            let _ = rustix::io::read(wake, &mut [0; 8]);
+            let left = left.map(|left| std::time::Duration::from_nanos(left.nanos()));
+            match waker {
+                _ if is_leader => {
+                    let mut fds = [
+                        PollFd::new(&self.leader_wake, PollFlags::IN),
+                        PollFd::new(&self.socket, PollFlags::IN),
+                    ];
+                    headworks_net::waiting::sleep(&mut fds, deadline).map_err(system("waiting"))?;
+                    let _ = rustix::io::read(&self.leader_wake, &mut [0; 8]);
+                }
+                Waker::EventCount(event_count) => event_count.sleep(left),
+                Waker::Thread(_) => match left {
+                    Some(left) => std::thread::park_timeout(left),
+                    None => std::thread::park(),
+                },
+            }
+        }
+    }
+
+    /// Wakes the leader of the sleeping threads.
+    fn wake_leader(&self) -> Result<(), ServiceError> {
+        match rustix::io::write(&self.leader_wake, &1u64.to_ne_bytes()) {
+            // The eventfd is at its limit, so the thread will wake.
+            Ok(_) | Err(Errno::AGAIN) => Ok(()),
+            Err(errno) => Err(system("waking a thread")(errno.into())),
         }
     }
 
@@ -505,11 +642,11 @@ impl SharedSession {
         request: u32,
         deadline: Option<Instant>,
     ) -> Result<Answer, ServiceError> {
-        self.wait(None, deadline, |state| {
+        self.wait(None, deadline, |look| {
             // Another thread may have read the answer from the socket.
-            let answer = match state {
-                Some(state) => state.answers.remove(&request),
-                None => self.lock()?.answers.remove(&request),
+            let answer = match look {
+                LookFor::Sleep(state, _) => state.answers.remove(&request),
+                LookFor::Poll => self.lock()?.answers.remove(&request),
             };
             answer.transpose().map_err(ServiceError::Refused)
         })
@@ -580,15 +717,6 @@ fn silent(path: &Path, patience: Duration) -> ServiceError {
     ServiceError::DaemonSilent {
         path: path.display().to_string(),
         patience,
-    }
-}
-
-/// Wakes a thread by its eventfd.
-fn wake_thread(wake: &OwnedFd) -> Result<(), ServiceError> {
-    match rustix::io::write(wake, &1u64.to_ne_bytes()) {
-        // The eventfd is at its limit, so the thread will wake.
-        Ok(_) | Err(Errno::AGAIN) => Ok(()),
-        Err(errno) => Err(system("waking a thread")(errno.into())),
     }
 }
 

@@ -7,11 +7,12 @@ use std::sync::{Arc, Weak};
 use headworks_client::connection::{ConnectionShared, ReceiveHalf, SendHalf};
 use headworks_client::slabs::Slabs;
 use headworks_net::{WaitPhase, Waiter, WakeReason, clock};
+use headworks_shm::WakeBy;
 use headworks_verbs::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags};
 
 use super::readiness_socket::ReadinessSocket;
-use super::shared_session::SharedSession;
+use super::shared_session::{LookFor, SharedSession, SleepsOn};
 use super::{Refusal, ServiceError, system};
 
 /// Limit on the wait for the reason of a hang-up. The daemon gives it before it hangs up, unless it is dying.
@@ -184,12 +185,18 @@ impl<H: ConnectionHalf> StreamHalf<H> {
             true => Some(clock::now() + RESET_REASON_TIMEOUT),
             false => self.deadline,
         };
-        let waited = shared.wait(Some(self.connection.handle), deadline, |state| {
-            if let Some(state) = state {
+        let for_room = H::KIND == HalfKind::Send;
+        let event_count = half.block().event_count_ref(for_room);
+        let on = SleepsOn {
+            handle: self.connection.handle,
+            event_count: event_count.clone(),
+        };
+        let waited = shared.wait(Some(on), deadline, |look| {
+            if let LookFor::Sleep(state, by) = look {
                 half.refresh(state.session.slabs());
-                match H::KIND {
-                    HalfKind::Receive => half.block().event_count().arm(false),
-                    HalfKind::Send => half.block().room_event_count().arm(false),
+                match by {
+                    WakeBy::Message => event_count.arm(false),
+                    WakeBy::Word => event_count.arm_to_sleep(),
                 }
             }
             act(half)

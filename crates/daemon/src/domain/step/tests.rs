@@ -104,6 +104,7 @@ impl TwoDomains {
                 Output::Slabs { .. }
                 | Output::Signal { .. }
                 | Output::Wake { .. }
+                | Output::WakeThread(_)
                 | Output::QpGroupProven { .. } => {}
             }
         }
