@@ -648,7 +648,8 @@ impl EgressHalf {
             return;
         }
         // Without memory for a longer ring, the ring stays as it is.
-        let Ok(extent) = memory.take((len as u32).saturating_mul(GROWTH).min(most)) else {
+        let longer = (len as u32).saturating_mul(GROWTH).min(most);
+        let Ok(extent) = memory.take_longer_ring(len as u32, longer) else {
             return;
         };
         if !matches!(self.egress.offer(memory.slabs(), extent), Ok(true)) {

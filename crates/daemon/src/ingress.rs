@@ -254,7 +254,8 @@ impl IngressHalf {
         {
             return;
         }
-        let Ok(extent) = memory.take((len as u32).saturating_mul(GROWTH).min(most)) else {
+        let longer = (len as u32).saturating_mul(GROWTH).min(most);
+        let Ok(extent) = memory.take_longer_ring(len as u32, longer) else {
             return;
         };
         match self.ingress.extend(memory.slabs(), extent) {

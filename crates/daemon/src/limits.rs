@@ -45,6 +45,9 @@ pub struct DaemonLimits {
     pub ring_bytes: u32,
     /// Length in bytes up to which a ring grows if its stream fills it; a power of two. Default 4,194,304.
     pub ring_max: u32,
+    /// Bytes of an application's rings beyond which no ring grows longer than 131,072 bytes; the closer they are to
+    /// it, the shorter are new rings. Many long rings do not stay in the processor's cache. Default 33,554,432.
+    pub ring_budget: u64,
     /// Bytes of a slab, a power of two. A session's memory grows by one slab at a time. Default 4,194,304.
     pub slab_bytes: u32,
     /// Applications that a tenant may run at the same time. Default 1,024.
@@ -93,6 +96,7 @@ impl Default for DaemonLimits {
             quantum: 16 << 10,
             ring_bytes: 4096,
             ring_max: 4 << 20,
+            ring_budget: 32 << 20,
             slab_bytes: 4 << 20,
             applications_each: 1024,
             connections_each: 16_384,
@@ -203,7 +207,7 @@ impl DaemonLimits {
         }
     }
 
-    fn numbers(&self) -> [(&'static str, u64, AllowedRange); 20] {
+    fn numbers(&self) -> [(&'static str, u64, AllowedRange); 21] {
         use AllowedRange::{Between, Power};
         let of = |key, value: u32, legal| (key, value.into(), legal);
         let frame = Between(FRAME_MIN.into(), FRAME_MAX.into());
@@ -225,6 +229,7 @@ impl DaemonLimits {
             of("quantum", self.quantum, Between(512, 1 << 30)),
             of("ring_bytes", self.ring_bytes, ring),
             of("ring_max", self.ring_max, ring),
+            ("ring_budget", self.ring_budget, Between(0, 1 << 42)),
             of("slab_bytes", self.slab_bytes, Power(1 << 16, 1 << 30)),
             of(
                 "applications_each",

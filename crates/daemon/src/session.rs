@@ -43,8 +43,7 @@ impl Session {
         version: u16,
         address: IpAddr,
     ) -> Result<Self, Refusal> {
-        let (slab, most) = (config.slab_bytes, config.memory_each);
-        let mut memory = SessionMemory::new(device, pd, slab, most, config.poison);
+        let mut memory = SessionMemory::new(device, pd, config);
         let handles = config.connections_each as usize;
         let extent = memory.take(Doorbell::bytes(handles) as u32)?;
         let doorbell = Doorbell::at(memory.slabs(), extent, handles);

@@ -12,6 +12,7 @@ use headworks_verbs::{Access, AllocRequest, Buffer, Device, Pages, ProtectionDom
 
 use crate::allocator::{ExtentAllocator, log_of};
 use crate::frame::Remote;
+use crate::limits::DaemonLimits;
 
 /// Memory of a session.
 pub struct SessionMemory {
@@ -25,6 +26,10 @@ pub struct SessionMemory {
     most: u64,
     /// Extents that the application allocated for itself: slab, offset, length.
     asked: BTreeSet<(u32, u64, u32)>,
+    /// Bytes of those extents.
+    asked_bytes: u64,
+    /// Bytes of rings up to which one may be longer than [`SHORT_RING`].
+    ring_budget: u64,
     /// Those of them that others may use, with the number of uses.
     pinned: BTreeMap<(u32, u64, u32), PinCount>,
     /// Slabs that the application has not been told of.
@@ -50,19 +55,27 @@ struct PinCount {
     is_returned: bool,
 }
 
+/// Bytes of a ring that every connection may have, as far as its application's memory goes.
+const SHORT_RING: u32 = 128 << 10;
+
+/// Returns the length of the longest ring while the budget of all has `left` bytes left: a part of them, so that
+/// connections that come later get some, too.
+fn longest_ring(left: u64) -> u32 {
+    let part = (left / 4).min(1 << 30) as u32;
+    let log = part.checked_ilog2().unwrap_or(0);
+    (1 << log).max(SHORT_RING)
+}
+
 /// Pattern that free memory is filled with.
 const POISON: [u8; 8] = *b"it rests";
 
 impl SessionMemory {
-    /// Creates a memory without slabs. A slab has `slab_bytes`, or more if a requested extent is longer; all
-    /// slabs together have at most `most` bytes. For `poison` see
-    /// [`DaemonLimits::poison`](crate::DaemonLimits::poison).
+    /// Creates a memory without slabs. A slab has [`DaemonLimits::slab_bytes`], or more if a requested extent is
+    /// longer; all slabs together have at most [`DaemonLimits::memory_each`].
     pub fn new(
         device: &Arc<dyn Device>,
         pd: &Arc<dyn ProtectionDomain>,
-        slab_bytes: u32,
-        most: u64,
-        poison: bool,
+        limits: &DaemonLimits,
     ) -> Self {
         Self {
             device: device.clone(),
@@ -70,12 +83,14 @@ impl SessionMemory {
             slabs: Slabs::default(),
             regions: Vec::new(),
             pool: ExtentAllocator::default(),
-            slab_log: slab_bytes.trailing_zeros(),
-            most,
+            slab_log: limits.slab_bytes.trailing_zeros(),
+            most: limits.memory_each,
             asked: BTreeSet::new(),
+            asked_bytes: 0,
+            ring_budget: limits.ring_budget,
             pinned: BTreeMap::new(),
             new: Vec::new(),
-            poison,
+            poison: limits.poison,
             overwritten: 0,
         }
     }
@@ -121,6 +136,21 @@ impl SessionMemory {
         self.pool.add(number, slab_log);
         self.new.push(number);
         self.pool.take(log).ok_or(Refusal::Memory)
+    }
+
+    /// Allocates a ring in place of one of `len` bytes: of `bytes`, or of fewer the closer the rings are to
+    /// [`DaemonLimits::ring_budget`].
+    ///
+    /// # Errors
+    ///
+    /// As [`SessionMemory::take`]; [`Refusal::Limit`] also if the ring may not be longer than it is.
+    pub fn take_longer_ring(&mut self, len: u32, bytes: u32) -> Result<Extent, Refusal> {
+        let rings = self.pool.in_use() - self.asked_bytes;
+        let bytes = bytes.min(longest_ring(self.ring_budget.saturating_sub(rings)));
+        if bytes <= len {
+            return Err(Refusal::Limit);
+        }
+        self.take(bytes)
     }
 
     /// Frees an extent that was allocated by [`SessionMemory::take`].
@@ -173,6 +203,7 @@ impl SessionMemory {
     pub fn ask(&mut self, bytes: u32) -> Result<Extent, Refusal> {
         let extent = self.take(bytes).inspect_err(|why| self.refuses(*why))?;
         self.asked.insert((extent.slab, extent.offset, extent.len));
+        self.asked_bytes += u64::from(extent.len);
         Ok(extent)
     }
 
@@ -183,7 +214,7 @@ impl SessionMemory {
         let had = self.asked.remove(&key);
         match self.pinned.get_mut(&key) {
             Some(pinned) if had => pinned.is_returned = true,
-            None if had => self.give(extent),
+            None if had => self.give_asked(extent),
             _ => {}
         }
         had
@@ -216,9 +247,14 @@ impl SessionMemory {
             self.pinned.remove(&key);
             if is_returned {
                 let (slab, offset, len) = key;
-                self.give(Extent { slab, len, offset });
+                self.give_asked(Extent { slab, len, offset });
             }
         }
+    }
+
+    fn give_asked(&mut self, extent: Extent) {
+        self.asked_bytes -= u64::from(extent.len);
+        self.give(extent);
     }
 
     /// Whether there are slabs that the application has not been told of.
@@ -261,5 +297,25 @@ impl SessionMemory {
     /// Bytes in use, and bytes of all slabs.
     pub fn bytes(&self) -> (u64, u64) {
         (self.pool.in_use(), self.pool.bytes())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rings_become_shorter_as_their_budget_is_used_up() {
+        let longest = [64 << 20, 32 << 20, (16 << 20) - 1, 1 << 20, 1, 0].map(longest_ring);
+        let expected = [
+            16 << 20,
+            8 << 20,
+            2 << 20,
+            256 << 10,
+            SHORT_RING,
+            SHORT_RING,
+        ];
+        assert_eq!(longest, expected);
+        assert_eq!(longest_ring(u64::MAX), 1 << 30);
     }
 }

@@ -18,9 +18,6 @@ use tempfile::TempDir;
 use super::{Demo, PeerProcess};
 use crate::top;
 
-/// Bytes that a connection's ring may grow to: there are hundreds of connections.
-const RING_MAX: u32 = 64 << 10;
-
 /// Both daemons, and the directory of their sockets.
 pub(super) struct Daemons {
     daemons: [PeerProcess; 2],
@@ -111,10 +108,7 @@ pub(super) fn run_daemon(socket: &str, at: SocketAddr, device: &DeviceName) -> a
         metrics: Some(MetricsAt::Path(metrics)),
         registry: Some(headworks::registry()?),
         drain: Duration::ZERO,
-        daemon: DaemonLimits {
-            ring_max: RING_MAX,
-            ..DaemonLimits::default()
-        },
+        daemon: DaemonLimits::default(),
     };
     let mut shell = DaemonServer::open(headworks::open(device)?, &config)?;
     print_number(shell.port())?;
