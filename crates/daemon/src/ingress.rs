@@ -23,7 +23,7 @@ struct PendingRead {
 }
 
 /// Factor by which the next ring is longer.
-pub(crate) const GROWTH: u32 = 4;
+pub(crate) const GROWTH: u32 = 16;
 
 /// The receiving half of a connection's end.
 pub(crate) struct IngressHalf {
