@@ -4,9 +4,9 @@ use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use headworks_client::Doorbell;
-use headworks_client::socket_message::{Reply, VERSION};
+use headworks_client::socket_message::{Reply, SLEEPERS_SINCE, VERSION};
 use headworks_net::packets::PacketListener;
-use headworks_shm::{HugePages, SegmentRequest};
+use headworks_shm::{HugePages, SegmentRequest, WordRef};
 
 use super::*;
 
@@ -205,8 +205,121 @@ fn packets_that_a_stopped_daemon_does_not_take_are_kept() {
     });
 }
 
+/// Threads of [`every_thread_is_woken_for_its_own_connection_and_by_the_end_of_the_daemon`], more than there are cores
+/// on most machines, and how often each waits.
+const THREADS: usize = 40;
+const ROUNDS: u64 = 200;
+/// Threads that wait until the daemon is gone.
+const LEFT: usize = 2;
+
+/// Returns a thread's event count, the word that it waits for, and the word by which it says that it has seen that.
+fn words_of(slab: &View, thread: usize) -> (EventCountRef, [WordRef; 2]) {
+    let at = 1024 + 64 * thread;
+    let word = |offset| slab.word_ref(offset).expect("in the slab");
+    let event_count = slab.event_count_ref(at).expect("in the slab");
+    (event_count, [word(at + 8), word(at + 16)])
+}
+
+/// Has a thread's news come, as a daemon does.
+fn tell(socket: &PacketSocket, slab: &View, thread: usize, round: u64) {
+    let (event_count, [news, _]) = words_of(slab, thread);
+    news.store(round, Ordering::Release);
+    let handle = thread as u32;
+    match event_count.notify_waiter() {
+        None => {}
+        Some(WakeBy::Word) => event_count.wake(),
+        Some(WakeBy::Message) => say(socket, &Reply::Rang { handle }),
+    }
+}
+
+/// Waits until a thread has seen its news.
+fn has_seen(slab: &View, thread: usize, round: u64) {
+    let (_, [_, seen]) = words_of(slab, thread);
+    soon("a thread", || {
+        (seen.load(Ordering::Acquire) == round).then_some(())
+    });
+}
+
+#[test]
+fn every_thread_is_woken_for_its_own_connection_and_by_the_end_of_the_daemon() {
+    for version in [SLEEPERS_SINCE - 1, VERSION] {
+        let says = move |socket: &PacketSocket| {
+            let slab = View::from(Arc::new(take_as(socket, version)));
+            for round in 1..=ROUNDS {
+                for number in 0..THREADS {
+                    // In another order each time.
+                    let thread = (number * 7 + round as usize) % THREADS;
+                    tell(socket, &slab, thread, round);
+                }
+                for thread in 0..THREADS {
+                    has_seen(&slab, thread, round);
+                }
+            }
+            // All sleep, and then all but two have what they wait for: those notice the end nevertheless.
+            for thread in 0..THREADS {
+                let (event_count, _) = words_of(&slab, thread);
+                soon("a thread", || event_count.is_armed().then_some(()));
+            }
+            for thread in LEFT..THREADS {
+                tell(socket, &slab, thread, ROUNDS + 1);
+                has_seen(&slab, thread, ROUNDS + 1);
+            }
+        };
+        Daemon::new().serve(says, |path| {
+            let shared = SharedSession::attach(path, "test").expect("a daemon");
+            let slab = shared
+                .lock()
+                .expect("no child")
+                .session
+                .slabs()
+                .slab(0)
+                .cloned();
+            let slab = slab.expect("a slab");
+            let waits = |thread: usize| {
+                let (event_count, [news, seen]) = words_of(&slab, thread);
+                let wait = |round: u64| {
+                    let on = SleepsOn {
+                        handle: thread as u32,
+                        event_count: event_count.clone(),
+                    };
+                    shared.wait(Some(on), None, |look| {
+                        match look {
+                            LookFor::Sleep(_, WakeBy::Word) => event_count.arm_to_sleep(),
+                            LookFor::Sleep(_, WakeBy::Message) => event_count.arm(false),
+                            LookFor::Poll => {}
+                        }
+                        Ok((news.load(Ordering::Acquire) == round).then_some(()))
+                    })
+                };
+                for round in 1..=ROUNDS {
+                    wait(round).expect("its news");
+                    seen.store(round, Ordering::Release);
+                }
+                match wait(ROUNDS + 1) {
+                    Ok(()) => seen.store(ROUNDS + 1, Ordering::Release),
+                    Err(error) => {
+                        assert!(thread < LEFT, "thread {thread}: {error}");
+                        assert!(matches!(error, ServiceError::DaemonGone), "{error}");
+                    }
+                }
+            };
+            std::thread::scope(|scope| {
+                for thread in 0..THREADS {
+                    scope.spawn(move || waits(thread));
+                }
+            });
+            assert_eq!(shared.waiting.load(Ordering::Relaxed), 0);
+        });
+    }
+}
+
 /// Attaches the application.
 fn take(by: &PacketSocket) {
+    take_as(by, VERSION);
+}
+
+/// Attaches the application, by a version of the contract. Returns its slab.
+fn take_as(by: &PacketSocket, version: u16) -> SharedSegment {
     assert!(matches!(heard(by), Request::Attach { .. }));
     let len = 4096;
     let request = SegmentRequest {
@@ -228,10 +341,11 @@ fn take(by: &PacketSocket) {
         len: Doorbell::bytes(handles) as u32,
     };
     let reply = Reply::Attached {
-        version: VERSION,
+        version,
         doorbell,
         handles: handles as u32,
         address: Some(std::net::Ipv4Addr::LOCALHOST.into()),
     };
     say(by, &reply);
+    slab
 }
