@@ -192,10 +192,10 @@ impl RequestQueue {
         };
         let mut flags = SendFlags::SIGNALED;
         if request.flags.contains(SendFlags::FENCE) && done == 0 {
-            flags = flags | SendFlags::FENCE;
+            flags |= SendFlags::FENCE;
         }
         if request.flags.contains(SendFlags::SOLICITED) && slice.is_last {
-            flags = flags | SendFlags::SOLICITED;
+            flags |= SendFlags::SOLICITED;
         }
         let flying = InFlight {
             wr_id: request.wr_id,

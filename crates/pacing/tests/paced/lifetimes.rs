@@ -64,7 +64,7 @@ impl Slice {
             (SendFlags::SOLICITED, is_last),
         ] {
             if here && request.flags.contains(flag) {
-                flags = flags | flag;
+                flags |= flag;
             }
         }
         Self {
