@@ -69,6 +69,43 @@ impl Default for Backoff {
     }
 }
 
+/// Decides whether a waiter polls before it sleeps, from how long it waited before. Pure.
+///
+/// Whoever waits for longer than it polls has polled in vain, and has taken the core from others. After such a wait it
+/// sleeps at once the next time, and more often the more of its waits are long, until one of them is short.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct PollHistory {
+    /// Number of waits that do not poll before one polls again.
+    left: u32,
+    /// `left` after the last wait that polled in vain.
+    penalty: u32,
+}
+
+impl PollHistory {
+    /// Greatest number of waits in a row that do not poll.
+    const PENALTY_MAX: u32 = 63;
+    /// A wait that slept and was no longer than this would have been shorter if it had polled: being woken takes about
+    /// [`SPIN_BUDGET`].
+    const SHORT: Duration = Duration::from_micros(150);
+
+    /// Returns whether to poll before the next sleep.
+    pub fn polls(&mut self) -> bool {
+        self.left = self.left.saturating_sub(1);
+        self.left == 0
+    }
+
+    /// Records a wait and how long it took. `polled` is what [`polls`](Self::polls) returned for it.
+    pub fn ended(&mut self, polled: bool, took: Duration) {
+        let short = if polled { SPIN_BUDGET } else { Self::SHORT };
+        if took <= short {
+            *self = Self::default();
+        } else if polled {
+            self.penalty = (2 * self.penalty + 1).min(Self::PENALTY_MAX);
+            self.left = self.penalty + 1;
+        }
+    }
+}
+
 /// Use of a waiter's core between two polls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum SpinMode {
@@ -283,6 +320,23 @@ mod tests {
             Backoff::new(Duration::ZERO).idle(at(5)),
             BackoffAction::Sleep
         );
+    }
+
+    #[test]
+    fn whoever_polls_in_vain_polls_less_and_less_until_a_wait_is_short() {
+        let (short, long) = (Duration::from_micros(10), Duration::from_micros(4000));
+        let mut history = PollHistory::default();
+        let mut wait = |took| {
+            let polls = history.polls();
+            history.ended(polls, took);
+            polls
+        };
+        assert!(wait(short) && wait(short));
+        let polled: Vec<usize> = (0..200).filter(|_| wait(long)).collect();
+        assert_eq!(polled, [0, 2, 6, 14, 30, 62, 126, 190]);
+        // A wait that was short although it slept.
+        assert!(!wait(Duration::from_micros(100)));
+        assert!(wait(short) && wait(short));
     }
 
     #[test]

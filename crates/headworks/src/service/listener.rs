@@ -50,7 +50,7 @@ impl Listener {
     ///
     /// As [`Listener::accept`], and [`ServiceError::Deadline`].
     pub fn accept_by(&self, deadline: Option<Instant>) -> Result<Stream, ServiceError> {
-        let connection = self.shared.wait(None, deadline, |look| {
+        let connection = self.shared.wait(deadline, |look| {
             Ok(match look {
                 LookFor::Sleep(state, _) => self.take(state),
                 LookFor::Poll => self.take(&mut *self.shared.lock()?),

@@ -7,7 +7,6 @@ use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::Thread;
 
@@ -15,8 +14,8 @@ use headworks_client::connection::Connection;
 use headworks_client::session::Event;
 use headworks_client::socket_message::Request;
 use headworks_client::{Extent, Session};
-use headworks_net::cpu_affinity::allowed_cpus;
 use headworks_net::packets::{PacketSocket, RecvOutcome};
+use headworks_net::waiting::PollHistory;
 use headworks_net::{WaitPhase, Waiter, WakeReason, clock};
 use headworks_shm::fork::ForkGeneration;
 use headworks_shm::{EventCountRef, SharedSegment, View, WakeBy};
@@ -39,10 +38,6 @@ pub(super) struct SharedSession {
     state: Mutex<SessionState>,
     /// Wakes the leader of the sleeping threads.
     leader_wake: OwnedFd,
-    /// Number of threads that wait for a connection's data or room.
-    waiting: AtomicUsize,
-    /// Number of cores that this process may use.
-    cores: usize,
     made_by: ForkGeneration,
 }
 
@@ -80,15 +75,6 @@ impl Waker {
             }
             Self::Thread(thread) => thread.unpark(),
         }
-    }
-}
-
-/// Counts a thread that waits for a connection, until this is dropped.
-struct Waiting<'s>(&'s AtomicUsize);
-
-impl Drop for Waiting<'_> {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -205,12 +191,10 @@ impl SharedSession {
             }),
             leader_wake: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
                 .map_err(|errno| system("eventfd")(errno.into()))?,
-            waiting: AtomicUsize::new(0),
-            cores: allowed_cpus().len(),
             made_by: ForkGeneration::current(),
         };
         shared.exchange(&mut *shared.lock()?)?;
-        let attached = shared.wait(None, Some(until), |look| {
+        let attached = shared.wait(Some(until), |look| {
             let LookFor::Sleep(state, _) = look else {
                 return Ok(None);
             };
@@ -437,31 +421,43 @@ impl SharedSession {
         sent.map(drop).map_err(|_| ServiceError::DaemonGone)
     }
 
-    /// Waits until `look` returns something.
+    /// Waits until `look` returns something. `history` decides for a connection whether the thread polls before it
+    /// sleeps.
     ///
     /// One of the sleeping threads, the leader, listens to the daemon for all. The others sleep on their connections'
     /// event counts, on which the daemon wakes them, or are parked until the leader has their answers. When the
     /// leader has what it waited for, another thread becomes the leader.
+    pub(super) fn wait_on<T>(
+        &self,
+        sleeps_on: SleepsOn,
+        history: &mut PollHistory,
+        deadline: Option<Instant>,
+        look: impl FnMut(LookFor<'_>) -> Result<Option<T>, ServiceError>,
+    ) -> Result<T, ServiceError> {
+        let (began, polls) = (clock::now(), history.polls());
+        let waited = self.wait_for(Some(sleeps_on), polls, deadline, look);
+        history.ended(polls, clock::now().since(began));
+        waited
+    }
+
+    /// Does what [`SharedSession::wait_on`] does, for an answer or a listener.
     pub(super) fn wait<T>(
         &self,
+        deadline: Option<Instant>,
+        look: impl FnMut(LookFor<'_>) -> Result<Option<T>, ServiceError>,
+    ) -> Result<T, ServiceError> {
+        self.wait_for(None, true, deadline, look)
+    }
+
+    fn wait_for<T>(
+        &self,
         sleeps_on: Option<SleepsOn>,
+        polls: bool,
         deadline: Option<Instant>,
         mut look: impl FnMut(LookFor<'_>) -> Result<Option<T>, ServiceError>,
     ) -> Result<T, ServiceError> {
-        let is_crowded;
-        let _waiting = match sleeps_on {
-            Some(_) => {
-                is_crowded = self.waiting.fetch_add(1, Ordering::Relaxed) >= self.cores;
-                Some(Waiting(&self.waiting))
-            }
-            None => {
-                is_crowded = false;
-                None
-            }
-        };
-        // Polls first: mostly that is enough. With more threads than cores, polling would take the cores from those
-        // that have something to do.
-        if !is_crowded && let Some(found) = self.poll(sleeps_on.is_some(), deadline, &mut look)? {
+        // Polls first: mostly that is enough.
+        if polls && let Some(found) = self.poll(sleeps_on.is_some(), deadline, &mut look)? {
             return Ok(found);
         }
         let (on, waker) = match &sleeps_on {
@@ -642,7 +638,7 @@ impl SharedSession {
         request: u32,
         deadline: Option<Instant>,
     ) -> Result<Answer, ServiceError> {
-        self.wait(None, deadline, |look| {
+        self.wait(deadline, |look| {
             // Another thread may have read the answer from the socket.
             let answer = match look {
                 LookFor::Sleep(state, _) => state.answers.remove(&request),

@@ -6,6 +6,7 @@ use std::sync::{Arc, Weak};
 
 use headworks_client::connection::{ConnectionShared, ReceiveHalf, SendHalf};
 use headworks_client::slabs::Slabs;
+use headworks_net::waiting::PollHistory;
 use headworks_net::{WaitPhase, Waiter, WakeReason, clock};
 use headworks_shm::WakeBy;
 use headworks_verbs::{Duration, Instant};
@@ -108,6 +109,8 @@ pub(super) struct StreamHalf<H> {
     pub(super) connection: Arc<ServiceConnection>,
     pub(super) deadline: Option<Instant>,
     pub(super) is_nonblocking: bool,
+    /// How long its waits were.
+    history: PollHistory,
     /// The socket by which the daemon signals readiness, if the stream is polled.
     pub(super) watch: Option<ReadinessSocket>,
 }
@@ -119,6 +122,7 @@ impl<H: ConnectionHalf> StreamHalf<H> {
             connection: connection.clone(),
             deadline: None,
             is_nonblocking: false,
+            history: PollHistory::default(),
             watch: None,
         }
     }
@@ -191,7 +195,7 @@ impl<H: ConnectionHalf> StreamHalf<H> {
             handle: self.connection.handle,
             event_count: event_count.clone(),
         };
-        let waited = shared.wait(Some(on), deadline, |look| {
+        let waited = shared.wait_on(on, &mut self.history, deadline, |look| {
             if let LookFor::Sleep(state, by) = look {
                 half.refresh(state.session.slabs());
                 match by {

@@ -35,7 +35,8 @@ pub(super) fn serve(device: &str, address: SocketAddr, socket: PathBuf) -> Resul
         sockets: vec![socket],
         is_for_all: false,
         metrics: Some(MetricsAt::Path(metrics)),
-        registry: None,
+        // As usual: daemons of one machine meet over a Unix socket.
+        registry: Some(headworks::registry().map_err(failed("the registry"))?),
         drain: headworks::verbs::Duration::ZERO,
         daemon: DaemonLimits::default(),
     };
