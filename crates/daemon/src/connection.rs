@@ -51,7 +51,7 @@ enum Use {
     LeftUnread,
 }
 
-/// What this end has sent last, of what ends a stream.
+/// Progress of this end in ending the stream that it sends: the last frame of these that it has sent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 enum Sent {
     /// Data, or nothing.
@@ -233,7 +233,7 @@ impl Connection {
         )
     }
 
-    /// Returns what a thread of the application sleeps on that waits for data, or for room.
+    /// Returns the event count on which a thread of the application sleeps: for data, or for room if `for_room`.
     pub(crate) fn event_count(&self, for_room: bool) -> EventCountRef {
         self.block.event_count_ref(for_room)
     }

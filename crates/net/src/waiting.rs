@@ -71,13 +71,14 @@ impl Default for Backoff {
 
 /// Decides whether a waiter polls before it sleeps, from how long it waited before. Pure.
 ///
-/// Whoever waits for longer than it polls has polled in vain, and has taken the core from others. After such a wait it
-/// sleeps at once the next time, and more often the more of its waits are long, until one of them is short.
+/// A waiter that polls for its whole budget and then sleeps has taken the core from other threads for nothing. After
+/// such a wait, the waiter skips polling for one wait, and for twice as many and one more after each further one, up
+/// to 63. A short wait makes the waiter poll again.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct PollHistory {
     /// Number of waits that do not poll before one polls again.
     left: u32,
-    /// `left` after the last wait that polled in vain.
+    /// Number of waits that were to skip polling after the last wait that polled in vain.
     penalty: u32,
 }
 

@@ -41,7 +41,7 @@ pub(super) struct SharedSession {
     made_by: ForkGeneration,
 }
 
-/// What a thread sleeps on that waits for a connection.
+/// Event count on which a thread sleeps while it waits for a connection.
 pub(super) struct SleepsOn {
     /// The connection's handle.
     pub(super) handle: u32,
@@ -49,7 +49,7 @@ pub(super) struct SleepsOn {
     pub(super) event_count: EventCountRef,
 }
 
-/// What a waiter's condition is called for.
+/// Phase in which a waiter calls its condition.
 pub(super) enum LookFor<'s> {
     /// To check the condition.
     Poll,
@@ -57,12 +57,12 @@ pub(super) enum LookFor<'s> {
     Sleep(&'s mut SessionState, WakeBy),
 }
 
-/// What wakes a thread that sleeps and is not the leader.
+/// Means to wake a sleeping thread that is not the leader.
 #[derive(Clone)]
 enum Waker {
-    /// It sleeps on an event count, on which the daemon wakes it, too.
+    /// The thread sleeps on an event count. The daemon wakes it there, too.
     EventCount(EventCountRef),
-    /// It is parked.
+    /// The thread is parked.
     Thread(Thread),
 }
 
@@ -263,7 +263,7 @@ impl SharedSession {
     }
 
     fn receive_packets(&self, state: &mut SessionState) -> Result<(), ServiceError> {
-        // What concerns all threads: received bytes may lie in a new slab, and the session may be over.
+        // A new slab may hold bytes that any thread waits for, and the end of the session concerns every thread.
         let mut is_for_all = false;
         loop {
             match self.socket.recv() {
@@ -429,7 +429,7 @@ impl SharedSession {
     /// leader has what it waited for, another thread becomes the leader.
     pub(super) fn wait_on<T>(
         &self,
-        sleeps_on: SleepsOn,
+        sleeps_on: &SleepsOn,
         history: &mut PollHistory,
         deadline: Option<Instant>,
         look: impl FnMut(LookFor<'_>) -> Result<Option<T>, ServiceError>,
@@ -451,7 +451,7 @@ impl SharedSession {
 
     fn wait_for<T>(
         &self,
-        sleeps_on: Option<SleepsOn>,
+        sleeps_on: Option<&SleepsOn>,
         polls: bool,
         deadline: Option<Instant>,
         mut look: impl FnMut(LookFor<'_>) -> Result<Option<T>, ServiceError>,
@@ -460,7 +460,7 @@ impl SharedSession {
         if polls && let Some(found) = self.poll(sleeps_on.is_some(), deadline, &mut look)? {
             return Ok(found);
         }
-        let (on, waker) = match &sleeps_on {
+        let (on, waker) = match sleeps_on {
             Some(on) => (Some(on.handle), Waker::EventCount(on.event_count.clone())),
             None => (None, Waker::Thread(std::thread::current())),
         };

@@ -190,17 +190,16 @@ impl<H: ConnectionHalf> StreamHalf<H> {
             false => self.deadline,
         };
         let for_room = H::KIND == HalfKind::Send;
-        let event_count = half.block().event_count_ref(for_room);
         let on = SleepsOn {
             handle: self.connection.handle,
-            event_count: event_count.clone(),
+            event_count: half.block().event_count_ref(for_room),
         };
-        let waited = shared.wait_on(on, &mut self.history, deadline, |look| {
+        let waited = shared.wait_on(&on, &mut self.history, deadline, |look| {
             if let LookFor::Sleep(state, by) = look {
                 half.refresh(state.session.slabs());
                 match by {
-                    WakeBy::Message => event_count.arm(false),
-                    WakeBy::Word => event_count.arm_to_sleep(),
+                    WakeBy::Message => on.event_count.arm(false),
+                    WakeBy::Word => on.event_count.arm_to_sleep(),
                 }
             }
             act(half)

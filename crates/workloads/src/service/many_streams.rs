@@ -87,7 +87,7 @@ pub struct ManyStreams {
     pub run_ns: u64,
 }
 
-/// What an application has measured.
+/// Result of an application that measures.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ManyStreamsFigure {
     /// Bytes that came back per second, or connections per second.
@@ -98,7 +98,7 @@ pub struct ManyStreamsFigure {
     pub cpu_ns: u64,
 }
 
-/// What came back, in all and in the measured interval.
+/// Bytes or connections that came back: in total, and in the measured interval.
 #[derive(Clone, Copy, Debug, Default)]
 struct Count {
     all: u64,

@@ -284,7 +284,7 @@ fn every_thread_is_woken_for_its_own_connection_and_by_the_end_of_the_daemon() {
                         handle: thread as u32,
                         event_count: event_count.clone(),
                     };
-                    shared.wait_on(on, &mut history, None, |look| {
+                    shared.wait_on(&on, &mut history, None, |look| {
                         match look {
                             LookFor::Sleep(_, WakeBy::Word) => event_count.arm_to_sleep(),
                             LookFor::Sleep(_, WakeBy::Message) => event_count.arm(false),
