@@ -1,6 +1,7 @@
 //! The integration steps. `.ci/run` prepares the machine and runs all of them; `cargo xtask ci`
 //! runs all, `cargo xtask ci STEP…` some.
 
+use std::collections::VecDeque;
 use std::fmt::Write as _;
 use std::fs;
 use std::io::{self, BufRead, BufReader};
@@ -115,6 +116,8 @@ struct Run {
     root: PathBuf,
     /// The test harness's result line of each suite.
     suites: Vec<String>,
+    /// What the test harness reported about tests that failed.
+    failures: Failures,
 }
 
 /// Runs the steps called `names`, or all steps if `names` is empty; `false` if one failed.
@@ -133,6 +136,7 @@ pub fn run(names: &[String]) -> Result<bool, String> {
     let mut run = Run {
         root: root(),
         suites: Vec::new(),
+        failures: Failures::default(),
     };
     let (mut table, mut good) = (String::new(), true);
     let started = Instant::now();
@@ -162,6 +166,9 @@ pub fn run(names: &[String]) -> Result<bool, String> {
     println!("  all steps: {:.1} s\n", started.elapsed().as_secs_f64());
     if !run.suites.is_empty() {
         println!("{}", summary(&run.suites));
+    }
+    for line in run.failures.lines() {
+        println!("{line}");
     }
     Ok(good)
 }
@@ -204,6 +211,7 @@ impl Run {
                 let line = String::from_utf8_lossy(&line.map_err(failed)?).into_owned();
                 println!("{line}");
                 let line = line.trim_end().to_owned();
+                self.failures.read(&line);
                 if let Some(why) = line.strip_prefix("skipped: ") {
                     skipped = Some(why.to_owned());
                 } else if line.starts_with("test result:") {
@@ -388,6 +396,39 @@ fn tests(run: &mut Run) -> Result<Ended, String> {
     Ok(Ended::Passed)
 }
 
+/// The parts of the test harness's output that are about tests that failed. They are printed once more at the
+/// end of the run, where they are found among thousands of lines.
+#[derive(Debug, Default)]
+struct Failures {
+    lines: VecDeque<String>,
+    /// Whether the last line read belongs to such a part.
+    inside: bool,
+}
+
+impl Failures {
+    /// Number of lines that are kept; of more, the last ones.
+    const KEPT: usize = 200;
+
+    /// Reads one line of output.
+    fn read(&mut self, line: &str) {
+        match line {
+            "failures:" => self.inside = true,
+            _ if line.starts_with("test result:") => self.inside = false,
+            _ if self.inside && !line.is_empty() => {
+                self.lines.push_back(line.to_owned());
+                if self.lines.len() > Self::KEPT {
+                    self.lines.pop_front();
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn lines(&self) -> impl Iterator<Item = &String> {
+        self.lines.iter()
+    }
+}
+
 /// Adds up the suites' results, in the format of the test harness.
 fn summary(suites: &[String]) -> String {
     let count = |what: &str| -> u64 {
@@ -421,6 +462,26 @@ mod tests {
             summary(&suites),
             "test result: FAILED. 15 passed; 2 failed; 1 ignored; in 2 suites"
         );
+    }
+
+    #[test]
+    fn what_failed_is_kept_and_nothing_else() {
+        let mut failures = Failures::default();
+        for line in [
+            "test a ... FAILED",
+            "failures:",
+            "",
+            "---- a stdout ----",
+            "panicked at x",
+            "failures:",
+            "    a",
+            "test result: FAILED. 0 passed; 1 failed; 0 ignored",
+            "test b ... ok",
+        ] {
+            failures.read(line);
+        }
+        let kept: Vec<_> = failures.lines().collect();
+        assert_eq!(kept, ["---- a stdout ----", "panicked at x", "    a"]);
     }
 
     #[test]
