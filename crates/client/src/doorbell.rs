@@ -1,5 +1,5 @@
-//! Doorbell of a session: which connections the application touched, and the event count that wakes its
-//! daemon.
+//! Doorbell of a session at one of the daemon's workers: which connections the application touched, and the event
+//! count that wakes the worker.
 
 use headworks_shm::{DirtySet, EventCount, View};
 
@@ -8,7 +8,10 @@ use crate::slabs::{Extent, Slabs};
 
 const BITS_OFFSET: usize = 64;
 
-/// A session's doorbell: an event count, and a bit for every handle.
+/// A doorbell: an event count, and a bit for every handle.
+///
+/// A daemon with several workers has a doorbell for each of them in every session whose connections it carries, so that
+/// no two workers share a word that applications write often.
 #[derive(Clone, Debug)]
 pub struct Doorbell {
     view: View,

@@ -15,7 +15,7 @@
 //! | [`egress`] | egress ring: records that an application wants sent; writer and reader |
 //! | [`one_sided`] | one-sided operations on memory that the peer exports |
 //! | [`ingress`] | ingress ring: received bytes; writer and reader |
-//! | [`doorbell`] | doorbell of a session: which connections the application touched, and the wake-up of its daemon |
+//! | [`doorbell`] | doorbell: which connections the application touched, and the wake-up of the daemon's worker that carries them |
 //! | [`socket_message`] | messages on the Unix socket: attach, connect, listen, close |
 //! | [`connection`] | an application's end of one connection, with a half for each direction |
 //! | [`session`] | an application's session with its daemon |

@@ -28,12 +28,15 @@ use crate::socket_message::{
 ///   [`event`](Self::event) until each returns `None`.
 /// - Sending and receiving: by the [`Connection`] that an event brought.
 ///
-/// A connection's methods report changes to the daemon by the session's doorbell. If a method returns that
+/// A connection's methods report changes to the daemon by the connection's doorbell: the session's, or that of the
+/// daemon's worker that carries the connection. If a method returns that
 /// the daemon sleeps, the caller must wake it.
 #[derive(Debug)]
 pub struct Session {
     slabs: Slabs,
     doorbell: Option<Doorbell>,
+    /// Upper bound of handles, exclusive; 0 until the session is attached.
+    handles: usize,
     address: Option<IpAddr>,
     version: u16,
     over: Option<Refusal>,
@@ -131,6 +134,7 @@ impl Session {
         Self {
             slabs: Slabs::default(),
             doorbell: None,
+            handles: 0,
             address: None,
             version: 0,
             over: None,
@@ -311,7 +315,8 @@ impl Session {
             } => {
                 self.address = address;
                 self.version = version;
-                self.doorbell = Some(Doorbell::at(&self.slabs, doorbell, handles as usize)?);
+                self.handles = handles as usize;
+                self.doorbell = Some(Doorbell::at(&self.slabs, doorbell, self.handles)?);
                 Event::Attached
             }
             Reply::Connected { request, end } => Event::Connected {
@@ -352,7 +357,14 @@ impl Session {
     fn connection(&self, end: End) -> Result<Box<Connection>, ContractError> {
         let block = ControlBlock::at(&self.slabs, end.block)?;
         let doorbell = self.doorbell.clone();
-        let doorbell = doorbell.ok_or(ContractError::Message("a connection before attaching"))?;
+        let mut doorbell =
+            doorbell.ok_or(ContractError::Message("a connection before attaching"))?;
+        if end.handle as usize >= self.handles {
+            return Err(ContractError::Message("a handle beyond the upper bound"));
+        }
+        if let Some(own) = end.doorbell {
+            doorbell = Doorbell::at(&self.slabs, own, self.handles)?;
+        }
         let connection = Connection::new(end, self.slabs.clone(), doorbell, &block)?;
         Ok(Box::new(connection))
     }

@@ -18,11 +18,14 @@ use codec::{Decoder, Encoder};
 /// | 1 | everything else |
 /// | 2 | the daemon's address, in [`Reply::Attached`] |
 /// | 3 | threads that sleep on a connection's event counts: the daemon wakes them by futex(2) |
-pub const VERSION: u16 = 3;
+/// | 4 | connections whose doorbell is not the session's: a daemon with several workers has one for each |
+pub const VERSION: u16 = 4;
 /// The first version in which an application learns the daemon's address.
 pub const ADDRESS_SINCE: u16 = 2;
 /// The first version in which the daemon wakes threads that sleep on an event count.
 pub const SLEEPERS_SINCE: u16 = 3;
+/// The first version in which a connection may have a doorbell other than the session's: [`End::doorbell`].
+pub const DOORBELLS_SINCE: u16 = 4;
 /// Oldest version of the contract that is still understood; see [`VERSION`].
 pub const VERSION_OLDEST: u16 = 1;
 /// Longest message in bytes.
@@ -234,6 +237,8 @@ pub struct End {
     pub handle: u32,
     /// Memory of its control block.
     pub block: Extent,
+    /// Memory of its doorbell, if that is not the session's. Only from version [`DOORBELLS_SINCE`] on.
+    pub doorbell: Option<Extent>,
     /// This end's address and port.
     pub local: SocketAddr,
     /// Address and port of the other end.
@@ -440,11 +445,19 @@ impl Request {
 impl Reply {
     /// The message as bytes.
     pub fn encode(&self) -> Vec<u8> {
-        let end = |to: Encoder, end: &End| {
-            to.u32(end.handle)
+        // A connection with a doorbell of its own has a message of its own.
+        let end = |kinds: [u8; 2], number: u32, end: &End| {
+            let kind = kinds[usize::from(end.doorbell.is_some())];
+            let message = Encoder::of(kind)
+                .u32(number)
+                .u32(end.handle)
                 .extent(end.block)
                 .address(end.local)
-                .address(end.peer)
+                .address(end.peer);
+            match end.doorbell {
+                Some(doorbell) => message.extent(doorbell),
+                None => message,
+            }
         };
         match self {
             Self::Attached {
@@ -460,13 +473,13 @@ impl Reply {
                 }
             }
             Self::Slab { number } => Encoder::of(2).u32(*number),
-            Self::Connected { request, end: of } => end(Encoder::of(3).u32(*request), of),
+            Self::Connected { request, end: of } => end([3, 13], *request, of),
             Self::Listening {
                 request,
                 listener,
                 port,
             } => Encoder::of(4).u32(*request).u32(*listener).u16(*port),
-            Self::Incoming { listener, end: of } => end(Encoder::of(5).u32(*listener), of),
+            Self::Incoming { listener, end: of } => end([5, 14], *listener, of),
             Self::Allocated { request, extent } => Encoder::of(6).u32(*request).extent(*extent),
             Self::Refused { request, why } => Encoder::of(7).u32(*request).u8(*why as u8),
             Self::Over { why } => Encoder::of(8).u8(*why as u8),
@@ -484,15 +497,19 @@ impl Reply {
     ///
     /// [`ContractError::Message`]: it is malformed.
     pub fn decode(message: &[u8]) -> Result<Self, ContractError> {
+        let (kind, mut of) = Decoder::of(message)?;
         let end = |of: &mut Decoder<'_>| -> Result<End, ContractError> {
             Ok(End {
                 handle: of.u32()?,
                 block: of.extent()?,
                 local: of.address()?,
                 peer: of.address()?,
+                doorbell: match kind {
+                    13 | 14 => Some(of.extent()?),
+                    _ => None,
+                },
             })
         };
-        let (kind, mut of) = Decoder::of(message)?;
         let reply = match kind {
             1 => {
                 let version = of.u16()?;
@@ -507,7 +524,7 @@ impl Reply {
                 }
             }
             2 => Self::Slab { number: of.u32()? },
-            3 => Self::Connected {
+            3 | 13 => Self::Connected {
                 request: of.u32()?,
                 end: end(&mut of)?,
             },
@@ -516,7 +533,7 @@ impl Reply {
                 listener: of.u32()?,
                 port: of.u16()?,
             },
-            5 => Self::Incoming {
+            5 | 14 => Self::Incoming {
                 listener: of.u32()?,
                 end: end(&mut of)?,
             },

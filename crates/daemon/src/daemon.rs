@@ -1,25 +1,30 @@
-//! The daemon of a host: its domains, the attached applications, the ports that they listen at, and the
+//! The control of a host's daemon: its domains, the attached applications, the ports that they listen at, and the
 //! daemons of other hosts. It only decides; the caller carries out what [`Daemon::output`] returns.
+//!
+//! [Workers](crate::worker) carry the bytes. Every host that a link leads to is assigned to one worker, which carries
+//! all queue-pair groups to it. A session has a part at every worker that carries connections of it.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
-use std::ops::Bound;
-use std::os::fd::BorrowedFd;
-use std::sync::Arc;
+use std::sync::{Arc, MutexGuard};
 
 use headworks_client::socket_message::{Refusal, Reply};
 use headworks_client::{Reset, Vqpn};
 use headworks_runtime::ActorContext;
 use headworks_shm::EventCountRef;
-use headworks_verbs::{AsyncEvent, Buffer, Device, Instant};
+use headworks_verbs::{AsyncEvent, Buffer, CompletionChannel, Device, Instant, ProtectionDomain};
 use slab::Slab;
 
 use crate::auth::{Nonce, Nonces, Secret};
 use crate::control::{DomainPair, Message, VERSION, VERSION_OLDEST};
 use crate::domain::{self, Domain, DomainError};
-use crate::ids::{DomainId, PeerId, QpGroupKey, SessionId, Signal, Tenant, WatchId};
+use crate::ids::{
+    DomainId, DomainPart, PeerId, QpGroupKey, SessionId, Signal, Tenant, WatchId, WorkerId,
+};
 use crate::limits::DaemonLimits;
-use crate::snapshot::{ObjectCounts, Snapshot};
+use crate::session_memory::{MemoryObserver, SessionMemory};
+use crate::snapshot::{ApplicationSnapshot, DomainSnapshot, ObjectCounts, Snapshot, Traffic};
+use crate::worker::{SharedWorker, Worker};
 
 mod applications;
 mod connect_timeout;
@@ -56,6 +61,9 @@ pub enum Output {
     /// Wake a thread that sleeps on this event count ([`EventCount::wake`](headworks_shm::EventCount::wake)), after
     /// the packets before this output were sent.
     WakeThread(EventCountRef),
+    /// Wake a worker that sleeps. Only a daemon whose workers are [driven elsewhere](Daemon::drive_workers_elsewhere)
+    /// requests this.
+    WakeWorker(WorkerId),
     /// Signal a change at a descriptor, after the packets before this output were sent.
     Signal {
         /// Subscription that the signal belongs to.
@@ -66,16 +74,34 @@ pub enum Output {
 }
 
 /// State of an application that is attached or about to attach.
-#[derive(Debug)]
 struct Client {
     domain: DomainId,
-    /// Number of its session in the domain, once it is attached.
-    number: Option<usize>,
+    /// Its session, once it is attached.
+    session: Option<ClientSession>,
     /// Port of each listener, by the listener's number. Numbers are not reused.
     listeners: BTreeMap<u32, u16>,
     last_listener: u32,
     /// Connect requests that have not been answered, those whose link is not proven included.
     wishes: u32,
+}
+
+/// The session of an attached application.
+struct ClientSession {
+    /// Name that the application chose.
+    name: String,
+    memory: SessionMemory,
+    /// Worker that carries the connection of each handle.
+    handles: Slab<WorkerId>,
+    /// Number of the session's part at each worker; `None` where there is no part yet.
+    parts: Vec<Option<usize>>,
+}
+
+/// A tenant's isolation domain.
+struct TenantDomain {
+    /// Protection domain that all parts of the domain share.
+    pd: Arc<dyn ProtectionDomain>,
+    /// Memory of its sessions, that of gone applications included, which may still be in use.
+    memories: Vec<MemoryObserver>,
 }
 
 /// A port that an application listens at.
@@ -193,6 +219,8 @@ struct Peer {
     other: Option<Nonce>,
     /// Address that this side dialed; `None` if the other side dialed.
     called: Option<IpAddr>,
+    /// Worker that carries the links to the other daemon.
+    worker: WorkerId,
     wishes: Slab<PendingConnect>,
     accepted: BTreeMap<(DomainId, Vqpn), PendingAccept>,
 }
@@ -217,8 +245,11 @@ pub struct Daemon {
     config: DaemonLimits,
     identity: Identity,
     nonces: Nonces,
-    // Dropped before the device that they were made from.
-    domains: BTreeMap<DomainId, Domain>,
+    // Workers are dropped before the protection domains, and those before the device.
+    workers: Vec<Arc<SharedWorker>>,
+    /// Whether others step the workers.
+    are_workers_elsewhere: bool,
+    domains: BTreeMap<DomainId, TenantDomain>,
     device: Arc<dyn Device>,
     clients: BTreeMap<SessionId, Client>,
     /// Domain of each tenant that ever came, and tenant of each domain.
@@ -226,8 +257,8 @@ pub struct Daemon {
     tenant_by_domain: BTreeMap<DomainId, Tenant>,
     /// Number from which on downwards numbers for domains are free.
     next_domain: u32,
-    /// Applications by domain and session number.
-    by_session: BTreeMap<(DomainId, usize), SessionId>,
+    /// Applications by the numbers of their sessions' parts.
+    by_session: BTreeMap<(DomainPart, usize), SessionId>,
     ports: BTreeMap<u16, Listener>,
     peers: BTreeMap<PeerId, Peer>,
     routes: BTreeMap<IpAddr, PeerRoute>,
@@ -236,8 +267,8 @@ pub struct Daemon {
     next_port: u16,
     /// Whether nothing new is accepted any more.
     is_draining: bool,
-    /// Number of domains ever made.
-    domains_made: u64,
+    /// Outputs of workers that are being passed on: a buffer.
+    passing: VecDeque<(DomainId, domain::Output)>,
     /// Time of the last step.
     now: Instant,
     /// Whether there are connect requests whose time limit is not set yet.
@@ -258,7 +289,10 @@ const EPHEMERAL: u16 = 32_768;
 impl Daemon {
     /// Creates the daemon of a host, on one device.
     pub fn new(identity: Identity, device: Arc<dyn Device>, config: DaemonLimits) -> Self {
+        let workers = (0..config.workers).map(|_| Arc::default());
         Self {
+            workers: workers.collect(),
+            are_workers_elsewhere: false,
             config,
             nonces: Nonces::new(identity.entropy),
             identity,
@@ -275,7 +309,7 @@ impl Daemon {
             unproven: BTreeMap::new(),
             next_port: EPHEMERAL,
             is_draining: false,
-            domains_made: 0,
+            passing: VecDeque::new(),
             now: Instant::ZERO,
             has_new_requests: false,
             requests_until: None,
@@ -312,26 +346,92 @@ impl Daemon {
             .filter_map(|peer| host_of(peer.0))
             .collect();
         peers.dedup();
-        let domains = self.domains.iter().map(|(id, domain)| {
-            let application_of = |number| {
-                let session = self.by_session.get(&(*id, number))?;
-                Some((*session, self.clients.get(session)?.listeners.len()))
-            };
-            domain.look(host_of, application_of)
-        });
+        let mut domains = Vec::new();
+        for (id, counts) in self.object_counts() {
+            let mut groups = Vec::new();
+            for (number, worker) in (0..).zip(&self.workers) {
+                if let Some(part) = worker.lock_for_control().domain(id) {
+                    groups.extend(part.groups(number, host_of));
+                }
+            }
+            let tenant = self.tenant_of(id);
+            domains.push(DomainSnapshot {
+                user: tenant.user,
+                socket: tenant.socket,
+                object_counts: counts,
+                groups,
+                applications: self.applications_of(id),
+            });
+        }
         Snapshot {
             address: self.address(),
             is_draining: self.is_draining,
-            domains: domains.collect(),
+            domains,
             peers,
         }
     }
 
+    fn applications_of(&self, id: DomainId) -> Vec<ApplicationSnapshot> {
+        let clients = self.clients.iter().filter(|(_, one)| one.domain == id);
+        let attached = clients.filter_map(|(session, client)| {
+            let of = client.session.as_ref()?;
+            let mut traffic = Traffic::default();
+            let mut connections = 0;
+            for (worker, number) in self.workers.iter().zip(&of.parts) {
+                if let (Some(number), Some(part)) = (number, worker.lock_for_control().domain(id)) {
+                    let (some, carried) = part.traffic(*number);
+                    connections += some;
+                    traffic += carried;
+                }
+            }
+            let (in_use, allocated) = of.memory.bytes();
+            Some(ApplicationSnapshot {
+                session: *session,
+                name: of.name.clone(),
+                pid: None,
+                connections,
+                listeners: client.listeners.len(),
+                traffic,
+                in_use,
+                allocated,
+            })
+        });
+        attached.collect()
+    }
+
     /// Returns the number of objects in each domain.
     pub fn object_counts(&self) -> impl Iterator<Item = (DomainId, ObjectCounts)> {
-        self.domains
-            .iter()
-            .map(|(id, one)| (*id, one.object_counts()))
+        self.domains.iter().map(|(id, domain)| {
+            let mut counts = ObjectCounts::default();
+            for worker in &self.workers {
+                if let Some(part) = worker.lock_for_control().domain(*id) {
+                    counts += part.object_counts();
+                }
+            }
+            for memory in domain.memories.iter().filter_map(MemoryObserver::counts) {
+                let (in_use, allocated, overwritten) = memory;
+                counts += ObjectCounts {
+                    sessions: 1,
+                    in_use,
+                    allocated,
+                    overwritten,
+                    ..ObjectCounts::default()
+                };
+            }
+            (*id, counts)
+        })
+    }
+
+    /// Returns the workers, so that others can drive them.
+    pub fn workers(&self) -> &[Arc<SharedWorker>] {
+        &self.workers
+    }
+
+    /// Leaves the workers to others from now on: [`Daemon::step`], [`Daemon::arm`] and [`Daemon::wake_fds`] do not
+    /// concern them any more. Whoever steps a worker calls [`Daemon::step`] when it [has
+    /// outputs](crate::worker::Worker::has_outputs).
+    pub fn drive_workers_elsewhere(&mut self) {
+        self.are_workers_elsewhere = true;
     }
 
     /// Does a bounded amount of work and returns whether there was any. If a domain's queues fail, that
@@ -346,26 +446,23 @@ impl Daemon {
         if self.steps.is_multiple_of(EVENTS_EVERY) {
             was_busy |= self.look_at_events();
         }
-        let mut next = self.domains.keys().next().copied();
-        while let Some(id) = next {
-            let stepped = self.domains.get_mut(&id).map(|domain| domain.step(cx));
-            match stepped {
-                Some(Err(error)) => self.lose_domain(id, &error),
-                stepped => was_busy |= matches!(stepped, Some(Ok(true))),
+        for worker in (0..self.config.workers).map(WorkerId) {
+            let shared = self.workers[worker.index()].clone();
+            let mut locked = shared.lock_for_control();
+            if !self.are_workers_elsewhere {
+                was_busy |= locked.step(cx);
             }
-            self.pass_on(id);
-            let behind = (Bound::Excluded(id), Bound::Unbounded);
-            next = self.domains.range(behind).next().map(|(id, _)| *id);
+            self.pass_on(worker, locked);
         }
         was_busy
     }
 
-    fn lose_domain(&mut self, id: DomainId, error: &DomainError) {
-        let tenant = self.tenant_of(id);
+    /// Ends the sessions that have a part at a worker whose queues failed.
+    fn lose_part(&mut self, at: DomainPart, error: &DomainError) {
+        let tenant = self.tenant_of(at.domain);
         tracing::error!("the sessions of {tenant} are lost: {error}");
-        self.domains.remove(&id);
-        let of_domain = self.by_session.iter().filter(|((of, _), _)| *of == id);
-        let sessions: Vec<SessionId> = of_domain.map(|(_, session)| *session).collect();
+        let of_part = self.by_session.iter().filter(|((of, _), _)| *of == at);
+        let sessions: Vec<SessionId> = of_part.map(|(_, session)| *session).collect();
         for session in sessions {
             let over = Reply::Over {
                 why: Refusal::Memory,
@@ -374,7 +471,7 @@ impl Daemon {
             self.outputs.push_back(Output::EndSession(session));
             self.part(session, Reset::Unreachable);
         }
-        self.by_session.retain(|(of, _), _| *of != id);
+        self.by_session.retain(|(of, _), _| *of != at);
     }
 
     /// Handles the asynchronous events of the device and returns whether there were any.
@@ -384,7 +481,9 @@ impl Daemon {
             had_some = true;
             match event {
                 AsyncEvent::QpFatal(qpn) => {
-                    self.domains.values_mut().for_each(|one| one.lost(qpn));
+                    for worker in &self.workers {
+                        worker.lock_for_control().lose_qp(qpn);
+                    }
                 }
                 // Nothing to do: the domain discards the remaining completions of a failed queue pair without
                 // this event.
@@ -397,46 +496,94 @@ impl Daemon {
 
     /// Returns whether there is no work until an event arrives.
     pub fn is_idle(&self) -> bool {
-        self.domains.values().all(Domain::is_idle)
+        let is_idle = |worker: &Arc<SharedWorker>| worker.lock_for_control().is_idle();
+        self.are_workers_elsewhere || self.workers.iter().all(is_idle)
     }
 
     /// Arms all wake-ups before sleeping. From now on, new work makes one of [`Daemon::wake_fds`] readable or
     /// arrives with a packet. Call [`Daemon::step`] once more before sleeping, for work that arrived earlier.
     pub fn arm(&mut self) {
-        self.domains.values_mut().for_each(Domain::arm);
+        if !self.are_workers_elsewhere {
+            let workers = self.workers.iter();
+            workers.for_each(|worker| worker.lock_for_control().arm());
+        }
     }
 
     /// Disarms all wake-ups, after sleeping or if the caller does not sleep after all.
     pub fn disarm(&mut self) {
-        self.domains.values_mut().for_each(Domain::disarm);
+        if !self.are_workers_elsewhere {
+            let workers = self.workers.iter();
+            workers.for_each(|worker| worker.lock_for_control().disarm());
+        }
     }
 
-    /// Returns the descriptors that become readable when the device has something to be polled.
-    pub fn wake_fds(&self) -> Vec<BorrowedFd<'_>> {
-        let of_domains = self.domains.values().map(Domain::wake_fd);
-        of_domains.chain([self.device.async_fd()]).collect()
+    /// Returns what holds the descriptors that become readable when the device has something to be polled.
+    pub fn wake_fds(&self) -> Vec<Arc<dyn CompletionChannel>> {
+        if self.are_workers_elsewhere {
+            return Vec::new();
+        }
+        let workers = self.workers.iter();
+        workers
+            .flat_map(|worker| worker.lock_for_control().channels())
+            .collect()
     }
 
-    /// Returns how many domains were ever made. Each new domain adds one of [`Daemon::wake_fds`].
+    /// Returns how many parts of domains were ever made. Each new part adds one of [`Daemon::wake_fds`].
     pub fn domains_made(&self) -> u64 {
-        self.domains_made
+        let workers = self.workers.iter();
+        workers
+            .map(|worker| worker.lock_for_control().domains_made())
+            .sum()
     }
 
-    /// Passes on the outputs of a domain.
-    fn pass_on(&mut self, id: DomainId) {
-        let Some(domain) = self.domains.get_mut(&id) else {
+    /// Calls `serve` for a part of a domain, and passes on what its worker then requests. `None` if there is no such
+    /// part.
+    fn in_part<R>(&mut self, at: DomainPart, serve: impl FnOnce(&mut Domain) -> R) -> Option<R> {
+        let shared = self.workers.get(at.worker.index())?.clone();
+        let mut worker = shared.lock_for_control();
+        let done = worker.domain(at.domain).map(serve);
+        if self.are_workers_elsewhere && worker.is_armed() {
+            self.outputs.push_back(Output::WakeWorker(at.worker));
+        }
+        self.pass_on(at.worker, worker);
+        done
+    }
+
+    /// Passes on the outputs of a worker, after giving back its lock.
+    fn pass_on(&mut self, of: WorkerId, mut worker: MutexGuard<'_, Worker>) {
+        if !worker.has_outputs() {
             return;
-        };
+        }
+        let mut passing = std::mem::take(&mut self.passing);
+        worker.take_outputs(&mut passing);
+        let lost: Vec<_> = std::iter::from_fn(|| worker.lost()).collect();
+        drop(worker);
         let mut slabs = Vec::new();
         let mut settled = Vec::new();
-        while let Some(output) = domain.output() {
+        for (domain, output) in passing.drain(..) {
+            let at = DomainPart { worker: of, domain };
             let between = |group: QpGroupKey| DomainPair {
-                from: id,
+                from: domain,
                 to: group.domain,
             };
             let (group, message) = match output {
                 domain::Output::Slabs { session } => {
-                    slabs.extend(self.by_session.get(&(id, session)));
+                    slabs.extend(self.by_session.get(&(at, session)));
+                    continue;
+                }
+                domain::Output::Reply { session, reply } => {
+                    if let Some(session) = self.by_session.get(&(at, session)) {
+                        self.tell(*session, reply);
+                    }
+                    continue;
+                }
+                domain::Output::HandleFreed { session, handle } => {
+                    if let Some(session) = self.by_session.get(&(at, session))
+                        && let Some(client) = self.clients.get_mut(session)
+                        && let Some(session) = &mut client.session
+                    {
+                        session.handles.try_remove(handle as usize);
+                    }
                     continue;
                 }
                 domain::Output::Signal { watch, signal } => {
@@ -448,7 +595,7 @@ impl Daemon {
                     continue;
                 }
                 domain::Output::Wake { session, handle } => {
-                    if let Some(session) = self.by_session.get(&(id, session)) {
+                    if let Some(session) = self.by_session.get(&(at, session)) {
                         self.outputs.push_back(Output::ToSession {
                             session: *session,
                             packet: Reply::Rang { handle }.encode(),
@@ -477,11 +624,11 @@ impl Daemon {
                     (group, message)
                 }
                 domain::Output::QpGroupProven { group } => {
-                    settled.push(group);
+                    settled.push((at, group));
                     continue;
                 }
                 domain::Output::QpGroupDown { group, instance } => {
-                    settled.push(group);
+                    settled.push((at, group));
                     let between = between(group);
                     (group, Message::QpGroupDown { between, instance })
                 }
@@ -494,26 +641,86 @@ impl Daemon {
                 });
             }
         }
+        self.passing = passing;
         slabs.into_iter().for_each(|session| self.flush(session));
         if !self.unproven.is_empty() {
             settled
                 .into_iter()
-                .for_each(|group| self.settle_unproven(id, group));
+                .for_each(|(at, group)| self.settle_unproven(at, group));
+        }
+        for (domain, error) in lost {
+            self.lose_part(DomainPart { worker: of, domain }, &error);
         }
     }
 
-    fn domain(&mut self, id: DomainId) -> Result<&mut Domain, Refusal> {
-        if !self.domains.contains_key(&id) {
-            let tenant = self.tenant_of(id);
-            let made = Domain::new(id, tenant, &self.device, &self.config);
-            let made = made.map_err(|error| {
-                tracing::warn!("cannot create the domain of {tenant}: {error}");
-                Refusal::Memory
-            })?;
-            self.domains.insert(id, made);
-            self.domains_made += 1;
+    /// Makes a worker's part of a domain, if it has none yet.
+    fn make_part(&mut self, at: DomainPart) -> Result<(), Refusal> {
+        let tenant = self.tenant_of(at.domain);
+        let refuse = |error: DomainError| {
+            tracing::warn!("cannot create the domain of {tenant}: {error}");
+            Refusal::Memory
+        };
+        let pd = match self.domains.get(&at.domain) {
+            Some(domain) => domain.pd.clone(),
+            None => {
+                let pd = self
+                    .device
+                    .alloc_pd()
+                    .map_err(|error| refuse(error.into()))?;
+                let domain = TenantDomain {
+                    pd: pd.clone(),
+                    memories: Vec::new(),
+                };
+                self.domains.insert(at.domain, domain);
+                pd
+            }
+        };
+        let shared = self.workers[at.worker.index()].clone();
+        let mut worker = shared.lock_for_control();
+        if worker.domain(at.domain).is_none() {
+            let limits = self.config.of_each_worker();
+            let part = Domain::new(at.domain, tenant, &self.device, &pd, &limits);
+            worker.add(at.domain, part.map_err(refuse)?);
+            if self.are_workers_elsewhere && worker.is_armed() {
+                self.outputs.push_back(Output::WakeWorker(at.worker));
+            }
         }
-        self.domains.get_mut(&id).ok_or(Refusal::Memory)
+        Ok(())
+    }
+
+    /// Returns the number of a session's part at a worker, and makes the part if there is none yet.
+    fn session_part(&mut self, client: SessionId, worker: WorkerId) -> Result<usize, Refusal> {
+        let of = self.clients.get(&client).ok_or(Refusal::Refused)?;
+        let domain = of.domain;
+        let session = of.session.as_ref().ok_or(Refusal::Refused)?;
+        if let Some(number) = session.parts[worker.index()] {
+            return Ok(number);
+        }
+        let (memory, name) = (session.memory.share(), session.name.clone());
+        let at = DomainPart { worker, domain };
+        self.make_part(at)?;
+        let is_first = worker == WorkerId::FIRST;
+        let made = self.in_part(at, |part| part.attach(memory, name, is_first));
+        let number = made.ok_or(Refusal::Memory)??;
+        self.by_session.insert((at, number), client);
+        if let Some(of) = self.clients.get_mut(&client)
+            && let Some(session) = &mut of.session
+        {
+            session.parts[worker.index()] = Some(number);
+        }
+        self.flush(client);
+        Ok(number)
+    }
+
+    /// Returns where the connection of a handle is: the worker's part of the domain, and the session's number there.
+    /// `None` if the session has no such connection.
+    fn place_of(&self, client: SessionId, handle: u32) -> Option<(DomainPart, usize)> {
+        let client = self.clients.get(&client)?;
+        let session = client.session.as_ref()?;
+        let worker = *session.handles.get(handle as usize)?;
+        let number = session.parts[worker.index()]?;
+        let domain = client.domain;
+        Some((DomainPart { worker, domain }, number))
     }
 
     /// Registers a process that has connected to one of the daemon's sockets.
@@ -529,7 +736,7 @@ impl Daemon {
         }
         let client = Client {
             domain,
-            number: None,
+            session: None,
             listeners: BTreeMap::new(),
             last_listener: 0,
             wishes: 0,
@@ -600,11 +807,13 @@ impl Daemon {
                 wishes.retain(|request_connection| request_connection.client != session);
             }
         }
-        let id = client.domain;
-        if let (Some(number), Some(domain)) = (client.number, self.domains.get_mut(&id)) {
-            self.by_session.remove(&(id, number));
-            domain.detach(number, why);
-            self.pass_on(id);
+        let domain = client.domain;
+        let parts = client.session.map(|session| session.parts);
+        let parts = (0..).zip(parts.into_iter().flatten());
+        for (worker, number) in parts.filter_map(|(worker, part)| Some((WorkerId(worker), part?))) {
+            let at = DomainPart { worker, domain };
+            self.by_session.remove(&(at, number));
+            self.in_part(at, |part| part.detach(number, why));
         }
     }
 }

@@ -1,9 +1,9 @@
-//! An isolation domain: the sessions of one tenant's applications, their connections, and the queue-pair groups
-//! that carry them. Domains share no queue pair, completion queue, receive or key with each other.
+//! The part of an isolation domain that one worker carries: sessions of one tenant's applications, their connections
+//! over the worker's links, and the queue-pair groups that carry them. Domains share no queue pair, completion queue,
+//! receive or key with each other. The parts of a domain share its protection domain and the memory of its sessions.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::net::{IpAddr, SocketAddr};
-use std::os::fd::BorrowedFd;
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 use headworks_client::socket_message::{End, Refusal, Reply};
@@ -12,7 +12,7 @@ use headworks_client::{
 };
 use headworks_shm::EventCountRef;
 use headworks_verbs::{
-    Buffer, Completion, CompletionChannel, CompletionQueue, CqInit, Device, OpenError, PollError,
+    Completion, CompletionChannel, CompletionQueue, CqInit, Device, OpenError, PollError,
     ProtectionDomain, Qpn, ResourceError,
 };
 use slab::Slab;
@@ -28,6 +28,7 @@ use crate::qp_group::{QpGroup, QpRole};
 use crate::receive_shares::ReceiveShares;
 use crate::receives::Receives;
 use crate::session::Session;
+use crate::session_memory::SessionMemory;
 
 mod context;
 mod draining;
@@ -81,6 +82,20 @@ pub enum Output {
         /// Session of the application.
         session: usize,
     },
+    /// Send a reply to an application.
+    Reply {
+        /// Session of the application.
+        session: usize,
+        /// The reply.
+        reply: Reply,
+    },
+    /// A connection is gone: its handle may be used again.
+    HandleFreed {
+        /// Session of the application.
+        session: usize,
+        /// Handle of the connection.
+        handle: u32,
+    },
     /// Signal a change at a descriptor.
     Signal {
         /// Subscription that the signal belongs to.
@@ -97,6 +112,15 @@ pub enum Output {
         /// Handle of the connection.
         handle: u32,
     },
+}
+
+/// A wake-up of an application that a worker's thread carries out by itself.
+#[derive(Debug)]
+pub enum WakeUp {
+    /// Wake a thread that sleeps on this event count.
+    Thread(EventCountRef),
+    /// Signal a change at a descriptor.
+    Signal(WatchId, Signal),
 }
 
 /// Error of creating or driving a domain.
@@ -166,10 +190,9 @@ struct QpGroupEntry {
     group: QpGroup,
 }
 
-/// An isolation domain: everything of one tenant in this daemon.
+/// The part of an isolation domain that one worker carries.
 ///
-/// Sessions: [`attach`](Self::attach), [`detach`](Self::detach), [`close`](Self::close),
-/// [`reply`](Self::reply), [`new_slabs`](Self::new_slabs). Queue-pair groups: [`qp_group`](Self::qp_group),
+/// Sessions: [`attach`](Self::attach), [`detach`](Self::detach), [`close`](Self::close). Queue-pair groups: [`qp_group`](Self::qp_group),
 /// [`qp_group_wanted`](Self::qp_group_wanted), [`bring_up`](Self::bring_up), [`qp_group_down`](Self::qp_group_down),
 /// [`fail_peer`](Self::fail_peer). Connections: [`open`](Self::open), then [`connect`](Self::connect) or
 /// [`refuse`](Self::refuse). Driving: [`step`](Self::step), then [`output`](Self::output) until it returns
@@ -207,7 +230,7 @@ pub struct Domain {
 const POLL: usize = 64;
 
 impl Domain {
-    /// Creates a domain without sessions.
+    /// Creates the part of a domain that one worker carries, without sessions. `pd` is the domain's protection domain.
     ///
     /// # Errors
     ///
@@ -216,9 +239,9 @@ impl Domain {
         id: DomainId,
         tenant: Tenant,
         device: &Arc<dyn Device>,
+        pd: &Arc<dyn ProtectionDomain>,
         config: &DaemonLimits,
     ) -> Result<Self, DomainError> {
-        let pd = device.alloc_pd()?;
         let limits = device.info().limits;
         let most = config.receives_max.min(limits.max_srq_wr);
         let of_group = u64::from(config.qp_groups_max)
@@ -230,8 +253,8 @@ impl Domain {
             channel: Some(channel.clone()),
             ..CqInit::default()
         })?;
-        let mut receives = Receives::new(&*pd, config.frame_bytes, most)?;
-        let posted = receives.grow(&**device, &*pd, config.receives)?;
+        let mut receives = Receives::new(&**pd, config.frame_bytes, most)?;
+        let posted = receives.grow(&**device, &**pd, config.receives)?;
         Ok(Self {
             id,
             tenant,
@@ -250,7 +273,7 @@ impl Domain {
             dying: DrainingQps::new(cq.depth()),
             cq,
             channel,
-            pd,
+            pd: pd.clone(),
             device: device.clone(),
             instances: BTreeMap::new(),
             load: CpuLoad::default(),
@@ -276,6 +299,28 @@ impl Domain {
         self.outputs.pop_front()
     }
 
+    /// Returns the next action if it is a wake-up of an application.
+    pub(crate) fn wake_up(&mut self) -> Option<WakeUp> {
+        let next = self
+            .outputs
+            .pop_front_if(|next| matches!(next, Output::WakeThread(_) | Output::Signal { .. }));
+        match next? {
+            Output::WakeThread(event_count) => Some(WakeUp::Thread(event_count)),
+            Output::Signal { watch, signal } => Some(WakeUp::Signal(watch, signal)),
+            _ => None,
+        }
+    }
+
+    /// Returns whether the domain requests actions.
+    pub(crate) fn has_outputs(&self) -> bool {
+        !self.outputs.is_empty()
+    }
+
+    /// Returns all actions that the domain requests.
+    pub(crate) fn take_outputs(&mut self) -> impl Iterator<Item = Output> {
+        self.outputs.drain(..)
+    }
+
     /// Arms the wake-ups of the domain. See [`Daemon::arm`](crate::Daemon::arm).
     pub fn arm(&mut self) {
         self.load.arm();
@@ -298,60 +343,38 @@ impl Domain {
         while let Ok(Some(_)) = self.channel.next_event() {}
     }
 
-    /// Returns the descriptor that becomes readable when the completion queue is to be polled.
-    pub fn wake_fd(&self) -> BorrowedFd<'_> {
-        self.channel.fd()
+    /// Returns the channel whose descriptor becomes readable when the completion queue is to be polled.
+    pub fn channel(&self) -> &Arc<dyn CompletionChannel> {
+        &self.channel
     }
 
-    /// Makes a session for an application of the daemon that serves `address`, and returns its number.
+    /// Adds the part of an application's session that this worker carries, and returns its number. `is_first` tells
+    /// whether the application attaches just now, and is told of this part's doorbell.
     ///
     /// # Errors
     ///
     /// [`Refusal::Limit`], [`Refusal::Memory`].
     pub fn attach(
         &mut self,
+        memory: SessionMemory,
         name: String,
-        version: u16,
-        address: IpAddr,
+        is_first: bool,
     ) -> Result<usize, Refusal> {
-        let (device, pd) = (&self.device, &self.pd);
-        let session = Session::new(device, pd, &self.config, name, version, address)?;
+        let handles = self.config.connections_each as usize;
+        let session = Session::new(memory, name, handles, is_first)?;
         Ok(self.sessions.insert(session))
     }
 
-    /// Returns the number of sessions, including those of gone applications that still have connections.
-    pub fn sessions(&self) -> usize {
-        self.sessions.len()
+    /// Returns the memory of a session's doorbell.
+    pub fn doorbell(&self, session: usize) -> Option<Extent> {
+        Some(self.sessions.get(session)?.doorbell_extent)
     }
 
-    /// Returns the name of a session's application.
-    pub fn name(&self, session: usize) -> Option<&str> {
-        Some(&self.sessions.get(session)?.name)
-    }
-
-    /// Returns the next reply for a session's application. Replies may name slabs that [`Domain::new_slabs`]
-    /// returns, so send those first.
-    pub fn reply(&mut self, session: usize) -> Option<Reply> {
-        self.sessions.get_mut(session)?.replies.pop_front()
-    }
-
-    /// Queues a reply for a session's application.
-    pub fn tell(&mut self, session: usize, reply: Reply) {
-        if let Some(session) = self.sessions.get_mut(session).filter(|one| !one.is_gone) {
-            session.replies.push_back(reply);
+    /// Adds slabs to the list of a session that others have allocated for it.
+    pub fn refresh(&mut self, session: usize) {
+        if let Some(session) = self.sessions.get_mut(session) {
+            session.memory.refresh();
         }
-    }
-
-    /// Returns the slabs of a session that its application has not been handed yet, with their numbers.
-    pub fn new_slabs(&mut self, session: usize) -> Vec<(u32, Arc<dyn Buffer>)> {
-        let session = self.sessions.get_mut(session);
-        session.map_or_else(Vec::new, |session| session.memory.new_slabs())
-    }
-
-    /// Returns the memory of a session, to allocate from and to free.
-    pub fn memory(&mut self, session: usize) -> Option<&mut crate::session_memory::SessionMemory> {
-        let session = self.sessions.get_mut(session).filter(|one| !one.is_gone)?;
-        Some(&mut session.memory)
     }
 
     /// Removes an application that exited or broke the contract, and resets its connections. If it merely
@@ -362,8 +385,7 @@ impl Domain {
             return;
         };
         gone.is_gone = true;
-        gone.replies.clear();
-        let numbers: Vec<Vqpn> = gone.handles.iter().map(|(_, number)| *number).collect();
+        let numbers: Vec<Vqpn> = gone.handles.iter().collect();
         for number in numbers {
             match self.connections.get_mut(number) {
                 // After that data, a reset tells the peer that the application is gone.
@@ -383,7 +405,7 @@ impl Domain {
 
     /// Removes the session of a gone application once it has no connection left.
     fn clean_up(&mut self, session: usize) {
-        let is_over = |one: &Session| one.is_gone && one.handles.is_empty();
+        let is_over = |one: &Session| one.is_gone && one.handles.len() == 0;
         if self.sessions.get(session).is_some_and(is_over) {
             self.sessions.remove(session);
         }
@@ -411,10 +433,10 @@ impl Domain {
 
     fn number_of(&self, session: usize, handle: u32) -> Option<Vqpn> {
         let session = self.sessions.get(session)?;
-        session.handles.get(handle as usize).copied()
+        session.handles.get(handle)
     }
 
-    /// Makes this host's end of a connection over a queue-pair group.
+    /// Makes this host's end of a connection over a queue-pair group, with a handle that the session does not use.
     ///
     /// # Errors
     ///
@@ -423,16 +445,13 @@ impl Domain {
         &mut self,
         group: usize,
         session: usize,
+        handle: u32,
         local: SocketAddr,
         peer: SocketAddr,
     ) -> Result<Offer, Refusal> {
         let of = self.sessions.get_mut(session).ok_or(Refusal::Refused)?;
-        if !of.has_room() {
-            let (name, most) = (&of.name, self.config.connections_each);
-            tracing::warn!(
-                "application {name:?} has {most} connections: raise connections_each for more"
-            );
-            return Err(Refusal::Limit);
+        if of.is_gone {
+            return Err(Refusal::Refused);
         }
         let mut extents = Vec::new();
         let ring = self.config.ring_bytes;
@@ -458,11 +477,10 @@ impl Domain {
         });
         let (words, egress_half, ingress_half) = made.map_err(|_| Refusal::Memory)?;
         let ring = of.memory.remote(ingress);
-        let entry = of.handles.vacant_entry();
         let place = ConnectionOwner {
             group: Some(group),
             session,
-            handle: entry.key() as u32,
+            handle,
             block,
             local,
             peer,
@@ -477,7 +495,7 @@ impl Domain {
                 .for_each(|taken| of.memory.give(taken));
             return Err(Refusal::Limit);
         };
-        entry.insert(number);
+        of.handles.insert(handle, number);
         of.traffic.opened += 1;
         Ok(Offer { number, ring })
     }
@@ -488,12 +506,17 @@ impl Domain {
         let mut context = self.context(number)?;
         context.connection.connect(remote.number, remote.ring);
         let place = context.connection.place;
+        let doorbell = match context.session.is_first {
+            true => None,
+            false => Some(context.session.doorbell_extent),
+        };
         // The application may have closed the connection already.
         context.schedule();
         self.attend(number);
         let end = End {
             handle: place.handle,
             block: place.block,
+            doorbell,
             local: place.local,
             peer: place.peer,
         };
@@ -581,11 +604,9 @@ impl Domain {
         export_id.ok_or(Refusal::Limit)
     }
 
-    /// Returns the number of the other daemon of a connection that has a group.
-    pub fn peer_of(&self, session: usize, handle: u32) -> Option<u64> {
-        let number = self.number_of(session, handle)?;
-        let group = self.connections.get(number)?.place.group?;
-        Some(self.groups.get(group)?.key.peer)
+    /// Returns the queue-pair group that carries a session's connection.
+    pub fn group_of_handle(&self, session: usize, handle: u32) -> Option<QpGroupKey> {
+        self.qp_group_of(self.number_of(session, handle)?)
     }
 
     /// Revokes an export. Returns whether there is such an export. The application is answered once nothing
@@ -624,7 +645,9 @@ impl Domain {
         if let Some(of) = self.sessions.get_mut(session) {
             of.traffic.reset += u64::from(was_reset);
             memory.into_iter().for_each(|extent| of.memory.give(extent));
-            of.handles.try_remove(handle as usize);
+            of.handles.remove(handle);
+            let freed = Output::HandleFreed { session, handle };
+            self.outputs.push_back(freed);
         }
         self.clean_up(session);
     }

@@ -63,3 +63,26 @@ pub struct QpGroupKey {
     /// Domain on the other host.
     pub domain: DomainId,
 }
+
+/// Number of a worker of the daemon, from 0 on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct WorkerId(pub u16);
+
+impl WorkerId {
+    /// The worker that every session has a part at. A daemon with one worker has only this one.
+    pub const FIRST: Self = Self(0);
+
+    /// Index in a list of all workers.
+    pub fn index(self) -> usize {
+        self.0.into()
+    }
+}
+
+/// The part of a domain that one worker carries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct DomainPart {
+    /// The worker.
+    pub worker: WorkerId,
+    /// The domain.
+    pub domain: DomainId,
+}

@@ -7,8 +7,9 @@
 //!
 //! | module | what |
 //! |---|---|
-//! | [`daemon`] | the daemon: applications and their tenants, ports, other daemons, connect requests |
-//! | [`domain`] | isolation domain: one tenant's sessions, connections and queue pairs; the step that drives them |
+//! | [`daemon`] | the daemon's control: applications and their tenants, ports, other daemons, connect requests |
+//! | [`worker`] | a worker: carries the links to some hosts |
+//! | [`domain`] | a worker's part of an isolation domain: one tenant's sessions, connections and queue pairs; the step that drives them |
 //! | [`qp_group`], [`send_queue`] | queue pairs that connections share, and the send queue of each |
 //! | [`receives`] | buffers of the shared receive queue |
 //! | `connection`, `egress`, `ingress` | a connection's end: its states, sending half and receiving half |
@@ -69,9 +70,10 @@ pub mod server;
 mod session;
 pub mod session_memory;
 pub mod snapshot;
+pub mod worker;
 
 pub use daemon::{Daemon, Identity, Output};
 pub use domain::DomainError;
-pub use ids::{DomainId, PeerId, SessionId};
+pub use ids::{DomainId, PeerId, SessionId, WorkerId};
 pub use limits::{Bulk, DaemonLimits, LimitsError};
 pub use snapshot::{ObjectCounts, Snapshot};

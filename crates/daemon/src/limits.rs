@@ -50,6 +50,10 @@ pub struct DaemonLimits {
     pub ring_budget: u64,
     /// Bytes of a slab, a power of two. A session's memory grows by one slab at a time. Default 4,194,304.
     pub slab_bytes: u32,
+    /// Workers: 1 to 64. Each carries the links to some hosts. One is part of the daemon's only thread; several have a
+    /// thread each, beside the one that serves applications and other daemons. Receives and queue-pair groups of a
+    /// domain are divided among them. Default 1.
+    pub workers: u16,
     /// Applications that a tenant may run at the same time. Default 1,024.
     pub applications_each: u32,
     /// Most connections of an application. Default 16,384.
@@ -98,6 +102,7 @@ impl Default for DaemonLimits {
             ring_max: 4 << 20,
             ring_budget: 32 << 20,
             slab_bytes: 4 << 20,
+            workers: 1,
             applications_each: 1024,
             connections_each: 16_384,
             memory_each: 1 << 30,
@@ -196,6 +201,19 @@ impl DaemonLimits {
         pair(slab, ("memory_each", self.memory_each))
     }
 
+    /// Returns the limits that each worker's part of a domain has: receives and queue-pair groups are divided.
+    #[must_use]
+    pub fn of_each_worker(&self) -> Self {
+        let workers = u32::from(self.workers.max(1));
+        let receives = self.receives.div_ceil(workers).max(self.qp_group_floor);
+        Self {
+            receives,
+            receives_max: self.receives_max.div_ceil(workers).max(receives),
+            qp_groups_max: self.qp_groups_max.div_ceil(workers),
+            ..self.clone()
+        }
+    }
+
     /// Returns the values that a key allows, without regard to the others.
     pub(crate) fn allowed(key: &str) -> Option<String> {
         let numbers = Self::default().numbers();
@@ -207,7 +225,7 @@ impl DaemonLimits {
         }
     }
 
-    fn numbers(&self) -> [(&'static str, u64, AllowedRange); 21] {
+    fn numbers(&self) -> [(&'static str, u64, AllowedRange); 22] {
         use AllowedRange::{Between, Power};
         let of = |key, value: u32, legal| (key, value.into(), legal);
         let frame = Between(FRAME_MIN.into(), FRAME_MAX.into());
@@ -231,6 +249,7 @@ impl DaemonLimits {
             of("ring_max", self.ring_max, ring),
             ("ring_budget", self.ring_budget, Between(0, 1 << 42)),
             of("slab_bytes", self.slab_bytes, Power(1 << 16, 1 << 30)),
+            ("workers", self.workers.into(), Between(1, 64)),
             of(
                 "applications_each",
                 self.applications_each,

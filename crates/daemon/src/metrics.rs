@@ -373,6 +373,7 @@ mod tests {
                     ..ObjectCounts::default()
                 },
                 groups: vec![QpGroupSnapshot {
+                    worker: 0,
                     host: Some("127.0.0.2".parse().unwrap()),
                     domain: 7,
                     is_up: true,

@@ -1,7 +1,9 @@
 //! The daemon as a program: its sockets, its clock, its sleep. [`Daemon`] makes all decisions.
 //!
 //! One thread steps the daemon while there is something to do. When there is not, it yields for a while
-//! ([`net::waiting`](headworks_net::waiting)), then arms everything that can wake it, and sleeps. Each dial
+//! ([`net::waiting`](headworks_net::waiting)), then arms everything that can wake it, and sleeps. If the daemon has
+//! several workers, each has a thread of its own that does the same, and the first thread serves applications and other
+//! daemons. Each dial
 //! to another daemon runs on its own thread, because it may take as long as the network likes. Another thread
 //! serves [`metrics`], because a client may be slow.
 //!
@@ -16,8 +18,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::mpsc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 
 use headworks_net::packets::PacketListener;
 use headworks_net::{
@@ -43,12 +44,14 @@ mod daemons;
 mod metrics_endpoint;
 pub mod notify;
 mod subscriptions;
+mod worker_threads;
 
 pub use crate::config::MetricsAt;
 use applications::Attached;
 use daemons::Dialed;
 use metrics_endpoint::MetricsServer;
 use subscriptions::Subscriptions;
+use worker_threads::WorkerThreads;
 
 /// Maximum number of packets or messages taken from one socket in a row.
 const BATCH: usize = 64;
@@ -213,9 +216,14 @@ impl ServerSender {
     /// Sends a message. Returns whether the event loop still exists.
     fn tell(&self, what: ServerMessage) -> bool {
         let is_there = self.told.send(what).is_ok();
+        self.wake();
+        is_there
+    }
+
+    /// Wakes the event loop.
+    fn wake(&self) {
         // If the pipe is full, the event loop is woken already.
         let _ = rustix::io::write(&*self.wake, &[0]);
-        is_there
     }
 }
 
@@ -238,7 +246,9 @@ struct Inner {
     registry: Option<Arc<Registry>>,
     port: u16,
     sessions: BTreeMap<SessionId, Attached>,
-    subscriptions: Subscriptions,
+    subscriptions: Arc<Mutex<Subscriptions>>,
+    /// Threads of the workers, if the daemon has several.
+    workers: WorkerThreads,
     peers: BTreeMap<PeerId, ControlStream>,
     /// Sessions with packets to send. `unsaid`: peers with messages to send.
     unsent: BTreeSet<SessionId>,
@@ -308,11 +318,21 @@ impl DaemonServer {
                 source,
             })
         });
-        let daemon = Daemon::new(
+        let mut daemon = Daemon::new(
             config.identity.clone(),
             device.clone(),
             config.daemon.clone(),
         );
+        let subscriptions = Arc::new(Mutex::new(Subscriptions::new(config.sockets.len())));
+        let mut workers = WorkerThreads::default();
+        if config.daemon.workers > 1 {
+            daemon.drive_workers_elsewhere();
+            let started = WorkerThreads::start(daemon.workers(), &subscriptions, &teller);
+            workers = started.map_err(|source| ServerError::System {
+                what: "a thread for a worker",
+                source,
+            })?;
+        }
         let mut inner = Inner {
             daemon,
             epoll: epoll.clone(),
@@ -322,7 +342,8 @@ impl DaemonServer {
             registry: config.registry.clone(),
             port,
             sessions: BTreeMap::new(),
-            subscriptions: Subscriptions::new(config.sockets.len()),
+            subscriptions,
+            workers,
             peers: BTreeMap::new(),
             unsent: BTreeSet::new(),
             unsaid: BTreeSet::new(),
@@ -452,6 +473,11 @@ impl Inner {
         added.map_err(system("watching a descriptor"))
     }
 
+    fn subscriptions(&self) -> MutexGuard<'_, Subscriptions> {
+        let subscriptions = self.subscriptions.lock();
+        subscriptions.unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn socket_paths(&self) -> impl Iterator<Item = &Path> {
         self.applications.iter().map(PacketListener::path)
     }
@@ -567,7 +593,7 @@ impl Inner {
             device: self.device.clone(),
             up: clock::now().since(self.since),
             cpu: Duration::from_nanos(usage.tv_sec as u64 * 1_000_000_000 + usage.tv_nsec as u64),
-            sleeps: self.sleeps,
+            sleeps: self.sleeps + self.workers.sleeps(),
             sockets: self
                 .socket_paths()
                 .map(|path| path.display().to_string())
@@ -599,12 +625,13 @@ impl Inner {
                 Output::EndSession(session) => self.end_session(session),
                 Output::Signal { watch, signal } => signals.push((watch, signal)),
                 Output::WakeThread(event_count) => sleepers.push(event_count),
+                Output::WakeWorker(worker) => self.workers.wake(worker),
             }
         }
         did |= self.resend();
         // Signals and wake-ups follow the packets that say more.
         for (watch, signal) in signals {
-            self.subscriptions.signal(watch, signal);
+            self.subscriptions().signal(watch, signal);
         }
         for event_count in sleepers {
             event_count.wake();
@@ -614,7 +641,7 @@ impl Inner {
             self.watched = self.daemon.domains_made();
             for fd in self.daemon.wake_fds() {
                 // This fails for a descriptor that is watched already, which is fine.
-                let _ = self.watch(fd, Token::Device);
+                let _ = self.watch(fd.fd(), Token::Device);
             }
         }
         did

@@ -1,73 +1,113 @@
-//! The daemon's side of an application's session.
+//! A worker's side of an application's session.
 
-use std::collections::VecDeque;
-use std::net::IpAddr;
-use std::sync::Arc;
+use headworks_client::socket_message::Refusal;
+use headworks_client::{Doorbell, Extent, Vqpn};
 
-use headworks_client::socket_message::{ADDRESS_SINCE, Refusal, Reply};
-use headworks_client::{Doorbell, Vqpn};
-use headworks_verbs::{Device, ProtectionDomain};
-use slab::Slab;
-
-use crate::limits::DaemonLimits;
 use crate::session_memory::SessionMemory;
 use crate::snapshot::Traffic;
 
-/// Session of an application.
+/// The part of an application's session that one worker carries: its connections over that worker's queue-pair groups.
 pub(crate) struct Session {
     /// Name that the application chose.
     pub(crate) name: String,
     pub(crate) memory: SessionMemory,
     pub(crate) doorbell: Doorbell,
+    /// Memory of the doorbell.
+    pub(crate) doorbell_extent: Extent,
+    /// Whether this doorbell is the one that the application was told of when it attached.
+    pub(crate) is_first: bool,
     /// Connections by handle.
-    pub(crate) handles: Slab<Vqpn>,
-    handles_max: usize,
-    /// Replies that the application is to be sent.
-    pub(crate) replies: VecDeque<Reply>,
+    pub(crate) handles: HandleTable,
     pub(crate) traffic: Traffic,
-    /// The application is gone. The daemon finishes what is left without it.
+    /// The application is gone. The worker finishes what is left without it.
     pub(crate) is_gone: bool,
 }
 
 impl Session {
-    /// Creates the session of an application that attached as `name` to the daemon that serves `address`.
+    /// Creates the part of a session that may have handles below `handles`.
     ///
     /// # Errors
     ///
     /// [`Refusal::Limit`], [`Refusal::Memory`].
     pub(crate) fn new(
-        device: &Arc<dyn Device>,
-        pd: &Arc<dyn ProtectionDomain>,
-        config: &DaemonLimits,
+        mut memory: SessionMemory,
         name: String,
-        version: u16,
-        address: IpAddr,
+        handles: usize,
+        is_first: bool,
     ) -> Result<Self, Refusal> {
-        let mut memory = SessionMemory::new(device, pd, config);
-        let handles = config.connections_each as usize;
         let extent = memory.take(Doorbell::bytes(handles) as u32)?;
         let doorbell = Doorbell::at(memory.slabs(), extent, handles);
         let doorbell = doorbell.map_err(|_| Refusal::Memory)?;
-        let attached = Reply::Attached {
-            version,
-            doorbell: extent,
-            handles: config.connections_each,
-            address: Some(address).filter(|_| version >= ADDRESS_SINCE),
-        };
         Ok(Self {
             name,
             memory,
             doorbell,
-            handles: Slab::new(),
-            handles_max: handles,
-            replies: VecDeque::from([attached]),
+            doorbell_extent: extent,
+            is_first,
+            handles: HandleTable::default(),
             traffic: Traffic::default(),
             is_gone: false,
         })
     }
+}
 
-    /// Whether the session may have another connection.
-    pub(crate) fn has_room(&self) -> bool {
-        !self.is_gone && self.handles.len() < self.handles_max
+/// Numbers of connections by handle.
+#[derive(Debug, Default)]
+pub(crate) struct HandleTable {
+    numbers: Vec<Option<Vqpn>>,
+    len: usize,
+}
+
+impl HandleTable {
+    pub(crate) fn get(&self, handle: u32) -> Option<Vqpn> {
+        *self.numbers.get(handle as usize)?
+    }
+
+    /// Adds a connection under a free handle.
+    pub(crate) fn insert(&mut self, handle: u32, number: Vqpn) {
+        let at = handle as usize;
+        if self.numbers.len() <= at {
+            self.numbers.resize(at + 1, None);
+        }
+        let before = self.numbers[at].replace(number);
+        debug_assert_eq!(before, None, "the handle is free");
+        self.len += 1;
+    }
+
+    pub(crate) fn remove(&mut self, handle: u32) {
+        let entry = self.numbers.get_mut(handle as usize);
+        if entry.and_then(Option::take).is_some() {
+            self.len -= 1;
+        }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = Vqpn> {
+        self.numbers.iter().filter_map(|number| *number)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn handles_are_counted_and_found() {
+        let mut handles = HandleTable::default();
+        let number = Vqpn::new(5, 1);
+        handles.insert(3, number);
+        assert_eq!(
+            (handles.get(3), handles.get(2), handles.len()),
+            (Some(number), None, 1)
+        );
+        handles.remove(2);
+        handles.remove(9);
+        assert_eq!(handles.iter().collect::<Vec<_>>(), [number]);
+        handles.remove(3);
+        handles.remove(3);
+        assert_eq!((handles.get(3), handles.len()), (None, 0));
     }
 }

@@ -2,7 +2,8 @@
 //! application's domain, and an allocator for them.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use headworks_client::socket_message::Refusal;
 use headworks_client::{Extent, Slabs};
@@ -14,13 +15,28 @@ use crate::allocator::{ExtentAllocator, log_of};
 use crate::frame::Remote;
 use crate::limits::DaemonLimits;
 
-/// Memory of a session.
+/// Memory of a session, as one of its users sees it: the daemon's control, or a worker. All users share the allocator,
+/// which is behind a lock. Each has its own list of the slabs, so that the transfer of bytes takes no lock.
 pub struct SessionMemory {
-    device: Arc<dyn Device>,
-    pd: Arc<dyn ProtectionDomain>,
     // The views are dropped before the regions that keep the memory.
     slabs: Slabs,
-    regions: Vec<Region>,
+    regions: Vec<Arc<Region>>,
+    shared: Arc<SharedMemory>,
+}
+
+/// The part of a session's memory that its users share.
+struct SharedMemory {
+    state: Mutex<MemoryState>,
+    /// Whether there are slabs that the application has not been told of.
+    has_new_slabs: AtomicBool,
+}
+
+/// All slabs of a session, and the allocator for them.
+struct MemoryState {
+    device: Arc<dyn Device>,
+    pd: Arc<dyn ProtectionDomain>,
+    slabs: Slabs,
+    regions: Vec<Arc<Region>>,
     pool: ExtentAllocator,
     slab_log: u32,
     most: u64,
@@ -30,7 +46,7 @@ pub struct SessionMemory {
     asked_bytes: u64,
     /// Bytes of rings up to which one may be longer than [`SHORT_RING`].
     ring_budget: u64,
-    /// Those of them that others may use, with the number of uses.
+    /// Those of the asked extents that others may use, with the number of uses.
     pinned: BTreeMap<(u32, u64, u32), PinCount>,
     /// Slabs that the application has not been told of.
     new: Vec<u32>,
@@ -77,7 +93,7 @@ impl SessionMemory {
         pd: &Arc<dyn ProtectionDomain>,
         limits: &DaemonLimits,
     ) -> Self {
-        Self {
+        let state = MemoryState {
             device: device.clone(),
             pd: pd.clone(),
             slabs: Slabs::default(),
@@ -92,6 +108,45 @@ impl SessionMemory {
             new: Vec::new(),
             poison: limits.poison,
             overwritten: 0,
+        };
+        Self {
+            slabs: Slabs::default(),
+            regions: Vec::new(),
+            shared: Arc::new(SharedMemory {
+                state: Mutex::new(state),
+                has_new_slabs: AtomicBool::new(false),
+            }),
+        }
+    }
+
+    /// Returns the same memory for another user.
+    #[must_use]
+    pub fn share(&self) -> Self {
+        let mut shared = Self {
+            slabs: Slabs::default(),
+            regions: Vec::new(),
+            shared: self.shared.clone(),
+        };
+        shared.refresh();
+        shared
+    }
+
+    /// Returns a handle that does not keep the memory: for counting it.
+    pub fn observer(&self) -> MemoryObserver {
+        MemoryObserver(Arc::downgrade(&self.shared))
+    }
+
+    fn state(&self) -> MutexGuard<'_, MemoryState> {
+        self.shared.state()
+    }
+
+    /// Adds slabs that other users have allocated to this user's list.
+    pub fn refresh(&mut self) {
+        let shared = self.shared.clone();
+        let state = shared.state();
+        if state.regions.len() > self.regions.len() {
+            self.slabs = state.slabs.clone();
+            self.regions.clone_from(&state.regions);
         }
     }
 
@@ -101,6 +156,201 @@ impl SessionMemory {
     ///
     /// [`Refusal::Limit`] beyond the session's maximum, [`Refusal::Memory`] if the machine has no more.
     pub fn take(&mut self, bytes: u32) -> Result<Extent, Refusal> {
+        let mut state = self.state();
+        let taken = state.take(bytes);
+        if !state.new.is_empty() {
+            self.shared.has_new_slabs.store(true, Ordering::Release);
+        }
+        drop(state);
+        if let Ok(extent) = &taken
+            && extent.slab as usize >= self.regions.len()
+        {
+            self.refresh();
+        }
+        taken
+    }
+
+    /// Allocates a ring in place of one of `len` bytes: of `bytes`, or of fewer the closer the rings are to
+    /// [`DaemonLimits::ring_budget`].
+    ///
+    /// # Errors
+    ///
+    /// As [`SessionMemory::take`]; [`Refusal::Limit`] also if the ring may not be longer than it is.
+    pub fn take_longer_ring(&mut self, len: u32, bytes: u32) -> Result<Extent, Refusal> {
+        let left = self.state().ring_budget_left();
+        let bytes = bytes.min(longest_ring(left));
+        if bytes <= len {
+            return Err(Refusal::Limit);
+        }
+        self.take(bytes)
+    }
+
+    /// Frees an extent that was allocated by [`SessionMemory::take`].
+    pub fn give(&mut self, extent: Extent) {
+        self.state().give(extent);
+    }
+
+    /// How often free memory was found overwritten.
+    pub fn overwritten(&self) -> u64 {
+        self.state().overwritten
+    }
+
+    /// Logs that an allocation was refused because of the limit.
+    pub fn refuses(&self, why: Refusal) {
+        if why == Refusal::Limit {
+            let (_, bytes) = self.bytes();
+            tracing::warn!(
+                "an application with {bytes} bytes of shared memory reached its limit: raise memory_each for more"
+            );
+        }
+    }
+
+    /// Like [`SessionMemory::take`], on behalf of the application itself.
+    ///
+    /// # Errors
+    ///
+    /// As [`SessionMemory::take`].
+    pub fn ask(&mut self, bytes: u32) -> Result<Extent, Refusal> {
+        let extent = self.take(bytes).inspect_err(|why| self.refuses(*why))?;
+        let key = (extent.slab, extent.offset, extent.len);
+        let mut state = self.state();
+        state.asked.insert(key);
+        state.asked_bytes += u64::from(extent.len);
+        drop(state);
+        Ok(extent)
+    }
+
+    /// Frees an extent that the application allocated for itself. Returns whether it had. If others still use
+    /// the extent, it is freed when they no longer do.
+    pub fn returned(&mut self, extent: Extent) -> bool {
+        let key = (extent.slab, extent.offset, extent.len);
+        let mut state = self.state();
+        let had = state.asked.remove(&key);
+        match state.pinned.get_mut(&key) {
+            Some(pinned) if had => pinned.is_returned = true,
+            None if had => state.give_asked(extent),
+            _ => {}
+        }
+        had
+    }
+
+    /// Counts a use by others of memory that the application allocated. Returns `false` if it did not
+    /// allocate it.
+    pub fn pin(&mut self, extent: Extent) -> bool {
+        let mut state = self.state();
+        let before = state.asked.range(..=(extent.slab, extent.offset, u32::MAX));
+        let key = before.copied().next_back();
+        let key = key.filter(|key| extent.len > 0 && is_in(extent, *key));
+        if let Some(key) = key {
+            state.pinned.entry(key).or_default().times += 1;
+        }
+        drop(state);
+        if key.is_some() && extent.slab as usize >= self.regions.len() {
+            self.refresh();
+        }
+        key.is_some()
+    }
+
+    /// Ends a use: call it once for each [`SessionMemory::pin`].
+    pub fn unpin(&mut self, extent: Extent) {
+        let mut state = self.state();
+        let mut before = state
+            .pinned
+            .range_mut(..=(extent.slab, extent.offset, u32::MAX));
+        let Some((key, pinned)) = before.next_back().filter(|(key, _)| is_in(extent, **key)) else {
+            return;
+        };
+        let key = *key;
+        pinned.times -= 1;
+        if pinned.times == 0 {
+            let is_returned = pinned.is_returned;
+            state.pinned.remove(&key);
+            if is_returned {
+                let (slab, offset, len) = key;
+                state.give_asked(Extent { slab, len, offset });
+            }
+        }
+    }
+
+    /// Whether there are slabs that the application has not been told of.
+    pub fn has_new_slabs(&self) -> bool {
+        self.shared.has_new_slabs.load(Ordering::Acquire)
+    }
+
+    /// Returns the slabs that were added since the last call.
+    pub fn new_slabs(&mut self) -> Vec<(u32, Arc<dyn Buffer>)> {
+        let mut state = self.state();
+        let new = std::mem::take(&mut state.new);
+        self.shared.has_new_slabs.store(false, Ordering::Release);
+        new.into_iter()
+            .map(|number| (number, state.regions[number as usize].buffer().clone()))
+            .collect()
+    }
+
+    /// All slabs that this user knows of.
+    pub fn slabs(&self) -> &Slabs {
+        &self.slabs
+    }
+
+    /// Returns a slab. The caller has checked that its extent lies in one.
+    pub fn slab(&self, number: u32) -> Option<&View> {
+        self.slabs.slab(number)
+    }
+
+    /// Returns the scatter-gather entry of a checked extent, for a request of this host.
+    pub fn sge(&self, extent: Extent) -> Sge {
+        self.regions[extent.slab as usize].sge(extent.offset as usize, extent.len)
+    }
+
+    /// Returns the remote address of a checked extent, for a request of the other host.
+    pub fn remote(&self, extent: Extent) -> Remote {
+        let remote = self.regions[extent.slab as usize].remote(extent.offset as usize);
+        Remote {
+            addr: remote.addr,
+            rkey: remote.rkey,
+            len: extent.len,
+        }
+    }
+
+    /// Bytes in use, and bytes of all slabs.
+    pub fn bytes(&self) -> (u64, u64) {
+        self.state().bytes()
+    }
+}
+
+impl SharedMemory {
+    fn state(&self) -> MutexGuard<'_, MemoryState> {
+        // A panic between two changes of the state ends the daemon.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Counts the memory of a session as long as there is any.
+#[derive(Clone)]
+pub struct MemoryObserver(Weak<SharedMemory>);
+
+impl MemoryObserver {
+    /// Whether anything still uses the memory.
+    pub fn is_alive(&self) -> bool {
+        self.0.strong_count() > 0
+    }
+
+    /// Bytes in use, bytes of all slabs, and how often free memory was found overwritten; `None` once the memory is
+    /// gone.
+    pub fn counts(&self) -> Option<(u64, u64, u64)> {
+        let shared = self.0.upgrade()?;
+        let state = shared.state();
+        let (in_use, allocated) = state.bytes();
+        Some((in_use, allocated, state.overwritten))
+    }
+}
+
+impl MemoryState {
+    fn bytes(&self) -> (u64, u64) {
+        (self.pool.in_use(), self.pool.bytes())
+    }
+
+    fn take(&mut self, bytes: u32) -> Result<Extent, Refusal> {
         if bytes > 1 << 31 {
             return Err(Refusal::Limit);
         }
@@ -132,29 +382,23 @@ impl SessionMemory {
         let number = self.regions.len() as u32;
         let added = self.slabs.add(number, view_of(&region, 0));
         debug_assert_eq!(added, Ok(()));
-        self.regions.push(region);
+        self.regions.push(Arc::new(region));
         self.pool.add(number, slab_log);
         self.new.push(number);
         self.pool.take(log).ok_or(Refusal::Memory)
     }
 
-    /// Allocates a ring in place of one of `len` bytes: of `bytes`, or of fewer the closer the rings are to
-    /// [`DaemonLimits::ring_budget`].
-    ///
-    /// # Errors
-    ///
-    /// As [`SessionMemory::take`]; [`Refusal::Limit`] also if the ring may not be longer than it is.
-    pub fn take_longer_ring(&mut self, len: u32, bytes: u32) -> Result<Extent, Refusal> {
+    fn ring_budget_left(&self) -> u64 {
         let rings = self.pool.in_use() - self.asked_bytes;
-        let bytes = bytes.min(longest_ring(self.ring_budget.saturating_sub(rings)));
-        if bytes <= len {
-            return Err(Refusal::Limit);
-        }
-        self.take(bytes)
+        self.ring_budget.saturating_sub(rings)
     }
 
-    /// Frees an extent that was allocated by [`SessionMemory::take`].
-    pub fn give(&mut self, extent: Extent) {
+    fn give_asked(&mut self, extent: Extent) {
+        self.asked_bytes -= u64::from(extent.len);
+        self.give(extent);
+    }
+
+    fn give(&mut self, extent: Extent) {
         if self.poison
             && let Ok(view) = self.slabs.view(extent)
         {
@@ -178,125 +422,6 @@ impl SessionMemory {
         if words.any(|word| word != POISON && word != [0; 8]) {
             self.overwritten += 1;
         }
-    }
-
-    /// How often free memory was found overwritten.
-    pub fn overwritten(&self) -> u64 {
-        self.overwritten
-    }
-
-    /// Logs that an allocation was refused because of the limit.
-    pub fn refuses(&self, why: Refusal) {
-        if why == Refusal::Limit {
-            let bytes = self.pool.bytes();
-            tracing::warn!(
-                "an application with {bytes} bytes of shared memory reached its limit: raise memory_each for more"
-            );
-        }
-    }
-
-    /// Like [`SessionMemory::take`], on behalf of the application itself.
-    ///
-    /// # Errors
-    ///
-    /// As [`SessionMemory::take`].
-    pub fn ask(&mut self, bytes: u32) -> Result<Extent, Refusal> {
-        let extent = self.take(bytes).inspect_err(|why| self.refuses(*why))?;
-        self.asked.insert((extent.slab, extent.offset, extent.len));
-        self.asked_bytes += u64::from(extent.len);
-        Ok(extent)
-    }
-
-    /// Frees an extent that the application allocated for itself. Returns whether it had. If others still use
-    /// the extent, it is freed when they no longer do.
-    pub fn returned(&mut self, extent: Extent) -> bool {
-        let key = (extent.slab, extent.offset, extent.len);
-        let had = self.asked.remove(&key);
-        match self.pinned.get_mut(&key) {
-            Some(pinned) if had => pinned.is_returned = true,
-            None if had => self.give_asked(extent),
-            _ => {}
-        }
-        had
-    }
-
-    /// Counts a use by others of memory that the application allocated. Returns `false` if it did not
-    /// allocate it.
-    pub fn pin(&mut self, extent: Extent) -> bool {
-        let before = self.asked.range(..=(extent.slab, extent.offset, u32::MAX));
-        let key = before.copied().next_back();
-        let key = key.filter(|key| extent.len > 0 && is_in(extent, *key));
-        if let Some(key) = key {
-            self.pinned.entry(key).or_default().times += 1;
-        }
-        key.is_some()
-    }
-
-    /// Ends a use: call it once for each [`SessionMemory::pin`].
-    pub fn unpin(&mut self, extent: Extent) {
-        let mut before = self
-            .pinned
-            .range_mut(..=(extent.slab, extent.offset, u32::MAX));
-        let Some((key, pinned)) = before.next_back().filter(|(key, _)| is_in(extent, **key)) else {
-            return;
-        };
-        let key = *key;
-        pinned.times -= 1;
-        if pinned.times == 0 {
-            let is_returned = pinned.is_returned;
-            self.pinned.remove(&key);
-            if is_returned {
-                let (slab, offset, len) = key;
-                self.give_asked(Extent { slab, len, offset });
-            }
-        }
-    }
-
-    fn give_asked(&mut self, extent: Extent) {
-        self.asked_bytes -= u64::from(extent.len);
-        self.give(extent);
-    }
-
-    /// Whether there are slabs that the application has not been told of.
-    pub fn has_new_slabs(&self) -> bool {
-        !self.new.is_empty()
-    }
-
-    /// Returns the slabs that were added since the last call.
-    pub fn new_slabs(&mut self) -> Vec<(u32, Arc<dyn Buffer>)> {
-        let new = self.new.drain(..);
-        new.map(|number| (number, self.regions[number as usize].buffer().clone()))
-            .collect()
-    }
-
-    /// All slabs.
-    pub fn slabs(&self) -> &Slabs {
-        &self.slabs
-    }
-
-    /// Returns a slab. The caller has checked that its extent lies in one.
-    pub fn slab(&self, number: u32) -> Option<&View> {
-        self.slabs.slab(number)
-    }
-
-    /// Returns the scatter-gather entry of a checked extent, for a request of this host.
-    pub fn sge(&self, extent: Extent) -> Sge {
-        self.regions[extent.slab as usize].sge(extent.offset as usize, extent.len)
-    }
-
-    /// Returns the remote address of a checked extent, for a request of the other host.
-    pub fn remote(&self, extent: Extent) -> Remote {
-        let remote = self.regions[extent.slab as usize].remote(extent.offset as usize);
-        Remote {
-            addr: remote.addr,
-            rkey: remote.rkey,
-            len: extent.len,
-        }
-    }
-
-    /// Bytes in use, and bytes of all slabs.
-    pub fn bytes(&self) -> (u64, u64) {
-        (self.pool.in_use(), self.pool.bytes())
     }
 }
 

@@ -39,6 +39,8 @@ pub struct QpGroupSnapshot {
     pub host: Option<IpAddr>,
     /// Number of the domain on the other host.
     pub domain: u32,
+    /// Number of the worker that carries it.
+    pub worker: u16,
     /// Whether its queue pairs are connected.
     pub is_up: bool,
     /// Number of ends of connections on it.
@@ -113,4 +115,27 @@ pub struct ObjectCounts {
     /// Times that free memory was found overwritten. Counted only with
     /// [`DaemonLimits::poison`](crate::DaemonLimits::poison).
     pub overwritten: u64,
+}
+
+impl std::ops::AddAssign for ObjectCounts {
+    fn add_assign(&mut self, other: Self) {
+        self.sessions += other.sessions;
+        self.connections += other.connections;
+        self.groups += other.groups;
+        self.queue_pairs += other.queue_pairs;
+        self.receives += other.receives;
+        self.promised += other.promised;
+        self.in_use += other.in_use;
+        self.allocated += other.allocated;
+        self.overwritten += other.overwritten;
+    }
+}
+
+impl std::ops::AddAssign for Traffic {
+    fn add_assign(&mut self, other: Self) {
+        self.opened += other.opened;
+        self.reset += other.reset;
+        self.sent += other.sent;
+        self.received += other.received;
+    }
 }

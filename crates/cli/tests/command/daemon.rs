@@ -63,7 +63,13 @@ impl Daemons {
     }
 
     pub(crate) fn daemon_with(&self, host: usize, others: &[&str]) -> CommandProcess {
-        let args = self.args(host);
+        let mut args = self.args(host);
+        // The second daemon has several workers, unless the test configures it.
+        if host == 1 && !others.contains(&"--config") {
+            let config = self.fabric.file("workers.toml");
+            std::fs::write(&config, "[limits]\nworkers = 4\n").expect("a file");
+            args.extend(["--config".to_owned(), config.display().to_string()]);
+        }
         let own = args.iter().map(String::as_str);
         let words: Vec<&str> = own.chain(others.iter().copied()).collect();
         let mut side = CommandProcess::start(&mut self.fabric.headworks(&words));

@@ -15,12 +15,16 @@ fn extent() -> impl Strategy<Value = Extent> {
 }
 
 fn end() -> impl Strategy<Value = End> {
-    (any::<u32>(), extent(), address(), address()).prop_map(|(handle, block, local, peer)| End {
-        handle,
-        block,
-        local,
-        peer,
-    })
+    let own = proptest::option::of(extent());
+    (any::<u32>(), extent(), address(), address(), own).prop_map(
+        |(handle, block, local, peer, doorbell)| End {
+            handle,
+            block,
+            doorbell,
+            local,
+            peer,
+        },
+    )
 }
 
 fn why() -> impl Strategy<Value = Refusal> {

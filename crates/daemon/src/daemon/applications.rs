@@ -6,12 +6,17 @@ use std::sync::Arc;
 use headworks_client::Reset;
 use headworks_client::socket_message::VERSION as CONTRACT;
 use headworks_client::socket_message::{
-    Refusal, Reply, Request, VERSION_OLDEST as CONTRACT_OLDEST,
+    ADDRESS_SINCE, DOORBELLS_SINCE, Refusal, Reply, Request, VERSION_OLDEST as CONTRACT_OLDEST,
 };
 use headworks_verbs::Buffer;
+use slab::Slab;
 
-use super::{Client, Daemon, EPHEMERAL, Listener, Output, PeerId, SessionId, Signal, WatchId};
+use super::{
+    Client, ClientSession, Daemon, EPHEMERAL, Listener, Output, PeerId, SessionId, Signal, WatchId,
+};
 use crate::control::EXPORTS_SINCE;
+use crate::ids::{DomainPart, WorkerId};
+use crate::session_memory::{MemoryObserver, SessionMemory};
 
 /// Number of ports that the applications of a tenant may listen at together.
 const PORTS_EACH: usize = 8192;
@@ -27,19 +32,19 @@ impl Daemon {
         let Some(client) = self.clients.get(&session) else {
             return;
         };
-        let number = client.number;
-        let done = match (Request::decode(packet), number) {
-            (Ok(Request::Attach { .. }), Some(_)) => Err(Refusal::Misuse),
+        let is_attached = client.session.is_some();
+        let done = match (Request::decode(packet), is_attached) {
+            (Ok(Request::Attach { .. }), true) => Err(Refusal::Misuse),
             (
                 Ok(Request::Attach {
                     version,
                     oldest,
                     name,
                 }),
-                None,
+                false,
             ) => self.attach(session, version, oldest, name),
-            (Ok(request), Some(number)) => self.serve(session, number, request, &mut watch),
-            (Ok(_), None) | (Err(_), _) => Err(Refusal::Misuse),
+            (Ok(request), true) => self.serve(session, request, &mut watch),
+            (Ok(_), false) | (Err(_), _) => Err(Refusal::Misuse),
         };
         if let Err(why) = done {
             self.report_refusal(session, why);
@@ -77,7 +82,7 @@ impl Daemon {
     /// Returns the name of an attached application.
     pub(super) fn name_of(&self, session: SessionId) -> Option<&str> {
         let client = self.clients.get(&session)?;
-        self.domains.get(&client.domain)?.name(client.number?)
+        Some(&client.session.as_ref()?.name)
     }
 
     pub(super) fn attach(
@@ -96,19 +101,53 @@ impl Daemon {
         let Some(id) = self.clients.get(&session).map(|client| client.domain) else {
             return Ok(());
         };
+        let agreed = version.min(CONTRACT);
+        if self.config.workers > 1 && agreed < DOORBELLS_SINCE {
+            tracing::warn!(
+                "an application was built with a library that knows daemons of one worker only; build it anew, or \
+                 configure workers = 1"
+            );
+            return Err(Refusal::Version);
+        }
+        let worker = WorkerId::FIRST;
+        let at = DomainPart { worker, domain: id };
+        self.make_part(at)?;
+        let tenant = self.tenant_of(id);
         let most = self.config.applications_each;
-        if self.domain(id)?.sessions() >= most as usize {
-            let tenant = self.domain(id)?.tenant();
+        let domain = self.domains.get_mut(&id).ok_or(Refusal::Memory)?;
+        domain.memories.retain(MemoryObserver::is_alive);
+        if domain.memories.len() >= most as usize {
             tracing::warn!("{tenant} has {most} applications: raise applications_each for more");
             return Err(Refusal::Limit);
         }
-        let agreed = version.min(CONTRACT);
-        let address = self.identity.address;
-        let number = self.domain(id)?.attach(name, agreed, address)?;
+        let memory = SessionMemory::new(&self.device, &domain.pd, &self.config);
+        domain.memories.push(memory.observer());
         if let Some(client) = self.clients.get_mut(&session) {
-            client.number = Some(number);
+            client.session = Some(ClientSession {
+                name,
+                memory,
+                handles: Slab::new(),
+                parts: vec![None; self.workers.len()],
+            });
         }
-        self.by_session.insert((id, number), session);
+        let made = self.session_part(session, worker).and_then(|number| {
+            let doorbell = self.in_part(at, |part| part.doorbell(number)).flatten();
+            doorbell.ok_or(Refusal::Memory)
+        });
+        let doorbell = made.inspect_err(|_| {
+            // The application is not attached.
+            if let Some(client) = self.clients.get_mut(&session) {
+                client.session = None;
+            }
+        })?;
+        let address = self.identity.address;
+        let attached = Reply::Attached {
+            version: agreed,
+            doorbell,
+            handles: self.config.connections_each,
+            address: Some(address).filter(|_| agreed >= ADDRESS_SINCE),
+        };
+        self.tell(session, attached);
         Ok(())
     }
 
@@ -116,17 +155,15 @@ impl Daemon {
     fn serve(
         &mut self,
         session: SessionId,
-        number: usize,
         request: Request,
         watch: &mut Option<WatchId>,
     ) -> Result<(), Refusal> {
         let Some(client) = self.clients.get_mut(&session) else {
             return Ok(());
         };
-        let id = client.domain;
         match request {
             Request::Attach { .. } => return Err(Refusal::Misuse),
-            Request::Wake => {}
+            Request::Wake => self.wake_workers(session),
             Request::Connect {
                 request,
                 is_watched: true,
@@ -147,8 +184,7 @@ impl Daemon {
             }
             Request::Watch { request, handle } => {
                 let own = watch.take();
-                let had = self.domain(id)?.watch(number, handle, own);
-                self.pass_on(id);
+                let had = self.watch(session, handle, own);
                 if !had {
                     self.hang_up(own);
                     return Err(Refusal::Misuse);
@@ -202,10 +238,7 @@ impl Daemon {
             }
             Request::Close { handle } | Request::Abort { handle } => {
                 let gives_up = matches!(request, Request::Abort { .. });
-                let domain = self.domain(id)?;
-                let had = domain.close(number, handle, gives_up);
-                self.pass_on(id);
-                if !had {
+                if !self.close(session, handle, gives_up) {
                     return Err(Refusal::Misuse);
                 }
             }
@@ -215,14 +248,17 @@ impl Daemon {
                 extent,
                 rights,
             } => {
-                let domain = self.domain(id)?;
-                let peer = domain.peer_of(number, handle);
-                let of = peer.and_then(|peer| self.peers.get(&PeerId(peer)));
-                let exported = match of.is_none_or(|of| of.version >= EXPORTS_SINCE) {
-                    true => self.domain(id)?.export(number, handle, extent, rights),
+                let place = self.place_of(session, handle);
+                let (at, number) = place.ok_or(Refusal::Misuse)?;
+                let group = self.in_part(at, |part| part.group_of_handle(number, handle));
+                let peer = group.flatten().map(|group| PeerId(group.peer));
+                let peer = peer.and_then(|peer| self.peers.get(&peer));
+                let exported = match peer.is_none_or(|of| of.version >= EXPORTS_SINCE) {
+                    true => self
+                        .in_part(at, |part| part.export(number, handle, extent, rights))
+                        .unwrap_or(Err(Refusal::Misuse)),
                     false => Err(Refusal::Version),
                 };
-                self.pass_on(id);
                 let reply = match exported {
                     Ok(export_id) => Reply::Exported { request, export_id },
                     Err(Refusal::Misuse) => return Err(Refusal::Misuse),
@@ -235,29 +271,79 @@ impl Daemon {
                 handle,
                 export_id,
             } => {
-                let had = self.domain(id)?.revoke(number, handle, export_id, request);
-                self.pass_on(id);
-                if !had {
+                let place = self.place_of(session, handle);
+                let had = place.and_then(|(at, number)| {
+                    self.in_part(at, |part| part.revoke(number, handle, export_id, request))
+                });
+                if had != Some(true) {
                     // The connection is gone, and with it its exports.
                     self.tell(session, Reply::Revoked { request });
                 }
             }
             Request::Alloc { request, len } => {
-                let memory = self.domain(id)?.memory(number).ok_or(Refusal::Misuse)?;
-                let reply = match memory.ask(len) {
+                let of = client.session.as_mut().ok_or(Refusal::Misuse)?;
+                let reply = match of.memory.ask(len) {
                     Ok(extent) => Reply::Allocated { request, extent },
                     Err(why) => Reply::Refused { request, why },
                 };
+                // Every worker knows the slab before the application does.
+                self.refresh_parts(session);
                 self.tell(session, reply);
             }
             Request::Free { extent } => {
-                let memory = self.domain(id)?.memory(number).ok_or(Refusal::Misuse)?;
-                if !memory.returned(extent) {
+                let of = client.session.as_mut().ok_or(Refusal::Misuse)?;
+                if !of.memory.returned(extent) {
                     return Err(Refusal::Misuse);
                 }
             }
         }
         Ok(())
+    }
+
+    /// Closes or aborts a connection for its application. Returns whether the application had it open.
+    pub(super) fn close(&mut self, client: SessionId, handle: u32, gives_up: bool) -> bool {
+        let had = self
+            .place_of(client, handle)
+            .and_then(|(at, number)| self.in_part(at, |part| part.close(number, handle, gives_up)));
+        had.unwrap_or(false)
+    }
+
+    /// Sets the descriptor that signals events of a connection. Returns whether the application has the connection
+    /// open.
+    pub(super) fn watch(&mut self, client: SessionId, handle: u32, watch: Option<WatchId>) -> bool {
+        let had = self
+            .place_of(client, handle)
+            .and_then(|(at, number)| self.in_part(at, |part| part.watch(number, handle, watch)));
+        had.unwrap_or(false)
+    }
+
+    /// The parts of an attached application's session.
+    fn parts_of(&self, client: SessionId) -> Vec<(DomainPart, usize)> {
+        let client = self.clients.get(&client);
+        let session = client.and_then(|client| Some((client.domain, client.session.as_ref()?)));
+        let parts = session.into_iter().flat_map(|(domain, session)| {
+            let parts = (0..).map(WorkerId).zip(&session.parts);
+            parts.filter_map(move |(worker, number)| {
+                Some((DomainPart { worker, domain }, (*number)?))
+            })
+        });
+        parts.collect()
+    }
+
+    /// Adds new slabs of a session to the lists of all its parts.
+    fn refresh_parts(&mut self, client: SessionId) {
+        for (at, number) in self.parts_of(client) {
+            self.in_part(at, |part| part.refresh(number));
+        }
+    }
+
+    /// Wakes the workers of an application that found one of them asleep.
+    fn wake_workers(&mut self, client: SessionId) {
+        if self.are_workers_elsewhere {
+            for (at, _) in self.parts_of(client) {
+                self.in_part(at, |_| ());
+            }
+        }
     }
 
     /// Requests that a descriptor be closed, since nothing needs it any more.
@@ -335,40 +421,27 @@ impl Daemon {
         port
     }
 
-    /// Queues a reply for an application after its earlier replies, and sends all of them.
+    /// Sends a reply to an attached application. Slabs go first, since replies name them.
     pub(super) fn tell(&mut self, session: SessionId, reply: Reply) {
-        let Some(client) = self.clients.get(&session) else {
-            return;
-        };
-        if let (Some(number), Some(domain)) = (client.number, self.domains.get_mut(&client.domain))
-        {
-            domain.tell(number, reply);
-        }
         self.flush(session);
+        let client = self.clients.get(&session);
+        if client.is_some_and(|client| client.session.is_some()) {
+            self.send(session, reply.encode(), None);
+        }
     }
 
-    /// Sends the queued replies of an application. Slabs go first, since replies name them.
+    /// Sends the slabs that an application has not been handed yet.
     pub(super) fn flush(&mut self, session: SessionId) {
-        let Some(client) = self.clients.get(&session) else {
+        let client = self.clients.get_mut(&session);
+        let Some(of) = client.and_then(|client| client.session.as_mut()) else {
             return;
         };
-        let (id, Some(number)) = (client.domain, client.number) else {
+        if !of.memory.has_new_slabs() {
             return;
-        };
-        let Some(domain) = self.domains.get_mut(&id) else {
-            return;
-        };
-        let slabs = domain.new_slabs(number);
-        let mut replies = Vec::new();
-        while let Some(reply) = domain.reply(number) {
-            replies.push(reply);
         }
-        for (number, slab) in slabs {
+        for (number, slab) in of.memory.new_slabs() {
             let packet = Reply::Slab { number }.encode();
             self.send(session, packet, Some(slab));
-        }
-        for reply in replies {
-            self.send(session, reply.encode(), None);
         }
     }
 

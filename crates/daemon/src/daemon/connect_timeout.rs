@@ -5,6 +5,7 @@ use headworks_client::socket_message::Refusal;
 use headworks_verbs::{Duration, Instant};
 
 use super::{Daemon, Output, Peer, PeerId, PeerRoute, SessionId};
+use crate::ids::DomainPart;
 
 /// How long the other host has to answer a connect request, dial, introduction and proof of the link included.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -59,7 +60,12 @@ impl Daemon {
             for (end, accepted) in &mut of.accepted {
                 // The entry stays for the confirmation that may still come, which is answered that it is too late.
                 if !accepted.is_dropped && is_over(&mut accepted.until, CONFIRM_TIMEOUT) {
-                    unconfirmed.push((*end, *accepted));
+                    let (domain, number) = *end;
+                    let at = DomainPart {
+                        worker: of.worker,
+                        domain,
+                    };
+                    unconfirmed.push((at, number, *accepted));
                     accepted.is_dropped = true;
                 }
                 given_up += usize::from(accepted.is_dropped);
@@ -95,8 +101,8 @@ impl Daemon {
             self.refuse(&request_connection, Refusal::TimedOut);
         }
         self.refuse_incoming(refused, Refusal::TimedOut);
-        for ((domain, number), accepted) in unconfirmed {
-            self.drop_accepted(domain, number, accepted);
+        for (at, number, accepted) in unconfirmed {
+            self.drop_accepted(at, number, accepted);
         }
         for key in unproven {
             self.abandon_unproven(key, Refusal::TimedOut);

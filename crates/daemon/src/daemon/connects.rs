@@ -20,7 +20,7 @@ use super::{
     SessionId, WatchId,
 };
 use crate::control::{Message, Offer};
-use crate::ids::{DomainId, QpGroupKey};
+use crate::ids::{DomainId, DomainPart, QpGroupKey};
 
 /// Number of requests that may wait at one listener beyond its backlog, and how many of them may be of one domain of
 /// another host. More are refused.
@@ -34,15 +34,13 @@ pub(super) struct UnprovenConnection {
     pub(super) request: PendingConnect,
     /// Group that carries the connection.
     group: QpGroupKey,
-    /// Session of the application in the domain.
-    session: usize,
     /// Description of this end for the application.
     end: End,
 }
 
-/// Unproven connections by domain and number of the end.
+/// Unproven connections by the part of the domain that carries them, and the number of the end.
 pub(super) type UnprovenConnections =
-    std::collections::BTreeMap<(DomainId, Vqpn), UnprovenConnection>;
+    std::collections::BTreeMap<(DomainPart, Vqpn), UnprovenConnection>;
 
 impl Daemon {
     /// Serves an application's connect request.
@@ -131,12 +129,7 @@ impl Daemon {
     }
 
     /// Drops an end that was never confirmed, unless that is done. Its application has not been told of it.
-    pub(super) fn drop_accepted(
-        &mut self,
-        domain: DomainId,
-        number: Vqpn,
-        accepted: PendingAccept,
-    ) {
+    pub(super) fn drop_accepted(&mut self, at: DomainPart, number: Vqpn, accepted: PendingAccept) {
         if accepted.is_dropped {
             return;
         }
@@ -146,10 +139,7 @@ impl Daemon {
         if let Some(listener) = listener.filter(of) {
             listener.waiting = listener.waiting.saturating_sub(1);
         }
-        if let Some(of) = self.domains.get_mut(&domain) {
-            of.refuse(number);
-        }
-        self.pass_on(domain);
+        self.in_part(at, |part| part.refuse(number));
         self.answer_waiting(accepted.port);
     }
 
@@ -220,7 +210,6 @@ impl Daemon {
         from: SocketAddr,
         port: u16,
     ) -> Result<(DomainId, Offer), Refusal> {
-        let opens = self.opens(peer);
         let known = self.peers.get(&peer).and_then(|of| of.known);
         if known.is_none_or(|(address, _)| address != from.ip()) {
             return Err(Refusal::Denied);
@@ -228,40 +217,84 @@ impl Daemon {
         if self.is_draining {
             return Err(Refusal::Stopping);
         }
-        let listener = self.ports.get_mut(&port).ok_or(Refusal::Refused)?;
+        let listener = self.ports.get(&port).ok_or(Refusal::Refused)?;
         if listener.is_full() {
             return Err(Refusal::Refused);
         }
-        let client = self.clients.get(&listener.client).ok_or(Refusal::Refused)?;
-        let (id, Some(session)) = (client.domain, client.number) else {
-            return Err(Refusal::Refused);
+        let (client, number) = (listener.client, listener.number);
+        let id = match self.clients.get(&client) {
+            Some(client) => client.domain,
+            None => return Err(Refusal::Refused),
         };
-        let domain = self.domains.get_mut(&id).ok_or(Refusal::Refused)?;
-        let key = QpGroupKey {
+        let group = QpGroupKey {
             peer: peer.0,
             domain: from_domain,
         };
         let local = SocketAddr::new(self.identity.address, port);
-        let opened = domain
-            .qp_group(key, opens)
-            .and_then(|group| domain.open(group, session, local, from));
-        if let Ok(offer) = &opened {
+        let (at, offer, _) = self.open(peer, client, group, local, from)?;
+        if let Some(listener) = self.ports.get_mut(&port) {
             listener.waiting += 1;
-            if let Some(of) = self.peers.get_mut(&peer) {
-                let accepted = PendingAccept {
-                    port,
-                    client: listener.client,
-                    number: listener.number,
-                    from: from_domain,
-                    until: None,
-                    is_dropped: false,
-                };
-                self.has_new_requests = true;
-                of.accepted.insert((id, offer.number), accepted);
-            }
         }
-        self.pass_on(id);
-        Ok((id, opened?))
+        if let Some(of) = self.peers.get_mut(&peer) {
+            let accepted = PendingAccept {
+                port,
+                client,
+                number,
+                from: from_domain,
+                until: None,
+                is_dropped: false,
+            };
+            self.has_new_requests = true;
+            of.accepted.insert((at.domain, offer.number), accepted);
+        }
+        Ok((id, offer))
+    }
+
+    /// Makes this host's end of a connection for an application, at the worker that carries the links to `peer`.
+    /// Returns where, with the description of the end and its handle.
+    fn open(
+        &mut self,
+        peer: PeerId,
+        client: SessionId,
+        group: QpGroupKey,
+        local: SocketAddr,
+        remote: SocketAddr,
+    ) -> Result<(DomainPart, Offer, u32), Refusal> {
+        let opens = self.opens(peer);
+        let of = self.peers.get(&peer).ok_or(Refusal::Unreachable)?;
+        let worker = of.worker;
+        let session = self.session_part(client, worker)?;
+        let most = self.config.connections_each;
+        let client = self.clients.get_mut(&client).ok_or(Refusal::Refused)?;
+        let domain = client.domain;
+        let of = client.session.as_mut().ok_or(Refusal::Refused)?;
+        if of.handles.len() >= most as usize {
+            let name = &of.name;
+            tracing::warn!(
+                "application {name:?} has {most} connections: raise connections_each for more"
+            );
+            return Err(Refusal::Limit);
+        }
+        let handle = of.handles.insert(worker);
+        let at = DomainPart { worker, domain };
+        let opened = self.in_part(at, |part| {
+            let group = part.qp_group(group, opens)?;
+            part.open(group, session, handle as u32, local, remote)
+        });
+        let opened = opened.unwrap_or(Err(Refusal::Memory));
+        if opened.is_err() {
+            self.free_handle(at, session, handle);
+        }
+        Ok((at, opened?, handle as u32))
+    }
+
+    /// Frees a handle that no connection was made for.
+    fn free_handle(&mut self, at: DomainPart, session: usize, handle: usize) {
+        let client = self.by_session.get(&(at, session));
+        let client = client.and_then(|client| self.clients.get_mut(client));
+        if let Some(session) = client.and_then(|client| client.session.as_mut()) {
+            session.handles.try_remove(handle);
+        }
     }
 
     /// Handles the acceptance of a connect request: the other daemon has made its end.
@@ -272,62 +305,52 @@ impl Daemon {
         there: DomainId,
         offer: Offer,
     ) {
-        let opens = self.opens(peer);
-        let client = self.clients.get(&request_connection.client);
-        let here = client.and_then(|client| Some((client.domain, client.number?)));
         let cancel = Message::Cancel {
             domain: there,
             number: offer.number,
         };
-        let here = here.filter(|(id, _)| self.domains.contains_key(id));
-        let Some((id, session)) = here else {
+        let client = self.clients.get(&request_connection.client);
+        if client.is_none_or(|client| client.session.is_none()) {
             self.hang_up(request_connection.watch);
             return self.say(peer, &cancel);
-        };
-        let Some(domain) = self.domains.get_mut(&id) else {
-            return;
-        };
-        let key = QpGroupKey {
+        }
+        let group = QpGroupKey {
             peer: peer.0,
             domain: there,
         };
-        let opened = domain.qp_group(key, opens).and_then(|group| {
-            domain.open(
-                group,
-                session,
-                request_connection.local,
-                request_connection.to,
-            )
-        });
-        match opened {
-            Ok(own) => {
-                let end = domain.connect(own.number, offer);
-                let is_proven = domain.is_link_proven(own.number);
-                self.pass_on(id);
+        let (client, local, to) = (
+            request_connection.client,
+            request_connection.local,
+            request_connection.to,
+        );
+        match self.open(peer, client, group, local, to) {
+            Ok((at, own, _)) => {
+                let connected = self.in_part(at, |part| {
+                    let end = part.connect(own.number, offer);
+                    (end, part.is_link_proven(own.number))
+                });
                 let confirm = Message::Confirm {
                     domain: there,
                     number: offer.number,
                     offer: own,
                 };
                 self.say(peer, &confirm);
-                match end {
-                    Some((session, end)) => {
+                match connected {
+                    Some((Some((_, end)), is_proven)) => {
                         let unproven = UnprovenConnection {
                             request: request_connection,
-                            group: key,
-                            session,
+                            group,
                             end,
                         };
                         match is_proven {
-                            true => self.hand_over(id, &unproven),
-                            false => drop(self.unproven.insert((id, own.number), unproven)),
+                            true => self.hand_over(&unproven),
+                            false => drop(self.unproven.insert((at, own.number), unproven)),
                         }
                     }
-                    None => self.refuse(&request_connection, Refusal::Unreachable),
+                    _ => self.refuse(&request_connection, Refusal::Unreachable),
                 }
             }
             Err(why) => {
-                self.pass_on(id);
                 self.say(peer, &cancel);
                 self.refuse(&request_connection, why);
             }
@@ -335,7 +358,7 @@ impl Daemon {
     }
 
     /// Gives a connection to the application that asked for it.
-    fn hand_over(&mut self, id: DomainId, connection: &UnprovenConnection) {
+    fn hand_over(&mut self, connection: &UnprovenConnection) {
         let PendingConnect {
             client,
             request,
@@ -343,48 +366,44 @@ impl Daemon {
             ..
         } = connection.request;
         let end = connection.end;
-        if let (Some(domain), Some(_)) = (self.domains.get_mut(&id), watch)
-            && !domain.watch(connection.session, end.handle, watch)
-        {
+        if watch.is_some() && !self.watch(client, end.handle, watch) {
             self.hang_up(watch);
         }
         self.answer(client, Reply::Connected { request, end });
-        self.pass_on(id);
     }
 
     /// Hands over or refuses the connections that waited for a queue-pair group to carry a frame: it has, or it has
     /// failed.
-    pub(super) fn settle_unproven(&mut self, id: DomainId, group: QpGroupKey) {
-        let of_domain = (id, Vqpn::from_bits(0))..=(id, Vqpn::from_bits(u32::MAX));
-        let waiting = self.unproven.range(of_domain);
+    pub(super) fn settle_unproven(&mut self, at: DomainPart, group: QpGroupKey) {
+        let of_part = (at, Vqpn::from_bits(0))..=(at, Vqpn::from_bits(u32::MAX));
+        let waiting = self.unproven.range(of_part);
         let waiting = waiting.filter(|(_, connection)| connection.group == group);
-        let waiting: Vec<(DomainId, Vqpn)> = waiting.map(|(key, _)| *key).collect();
+        let waiting: Vec<(DomainPart, Vqpn)> = waiting.map(|(key, _)| *key).collect();
         for key in waiting {
-            let Some(domain) = self.domains.get(&id) else {
-                return;
-            };
-            let is_failed = domain.qp_group_of(key.1).is_none();
-            if is_failed {
-                self.abandon_unproven(key, Refusal::Unreachable);
-            } else if domain.is_link_proven(key.1)
-                && let Some(connection) = self.unproven.remove(&key)
-            {
-                self.hand_over(id, &connection);
+            let state = self.in_part(at, |part| {
+                let is_failed = part.qp_group_of(key.1).is_none();
+                (is_failed, part.is_link_proven(key.1))
+            });
+            match state {
+                Some((true, _)) => self.abandon_unproven(key, Refusal::Unreachable),
+                Some((false, true)) => {
+                    if let Some(connection) = self.unproven.remove(&key) {
+                        self.hand_over(&connection);
+                    }
+                }
+                _ => {}
             }
         }
     }
 
     /// Refuses the request of an unproven connection, and aborts this end of it.
-    pub(super) fn abandon_unproven(&mut self, key: (DomainId, Vqpn), why: Refusal) {
+    pub(super) fn abandon_unproven(&mut self, key: (DomainPart, Vqpn), why: Refusal) {
         let Some(connection) = self.unproven.remove(&key) else {
             return;
         };
-        if let Some(domain) = self.domains.get_mut(&key.0) {
-            domain.close(connection.session, connection.end.handle, true);
-            // A group that never comes up would keep the end for ever.
-            domain.fail_unproven(key.1);
-        }
-        self.pass_on(key.0);
+        self.close(connection.request.client, connection.end.handle, true);
+        // A group that never comes up would keep the end for ever.
+        self.in_part(key.0, |part| part.fail_unproven(key.1));
         self.refuse(&connection.request, why);
     }
 
@@ -392,17 +411,18 @@ impl Daemon {
     pub(super) fn confirmed(
         &mut self,
         peer: PeerId,
-        id: DomainId,
+        at: DomainPart,
         number: Vqpn,
         accepted: PendingAccept,
         offer: Offer,
     ) {
-        let Some(domain) = self.domains.get_mut(&id) else {
+        let group = self.in_part(at, |part| part.qp_group_of(number));
+        let Some(group) = group else {
             return;
         };
-        if accepted.is_dropped || domain.qp_group_of(number).is_none() {
+        if accepted.is_dropped || group.is_none() {
             // The confirmation is too late, or the group has failed meanwhile and the other end is on the next one.
-            self.drop_accepted(id, number, accepted);
+            self.drop_accepted(at, number, accepted);
             let missed = Message::Missed {
                 domain: accepted.from,
                 number: offer.number,
@@ -412,15 +432,18 @@ impl Daemon {
         let listener = self.ports.get(&accepted.port);
         let listener = listener.map(|one| (one.client, one.number));
         let listener = listener.filter(|one| *one == (accepted.client, accepted.number));
-        let end = domain.connect(number, offer);
-        let (Some((_, end)), Some((client, number))) = (end, listener) else {
-            // The listener is gone.
-            if let Some((session, end)) = end {
-                domain.close(session, end.handle, true);
+        let is_wanted = listener.is_some();
+        let end = self.in_part(at, |part| {
+            let (session, end) = part.connect(number, offer)?;
+            if !is_wanted {
+                // The listener is gone.
+                part.close(session, end.handle, true);
             }
-            return self.pass_on(id);
+            Some(end)
+        });
+        let (Some(Some(end)), Some((client, number))) = (end, listener) else {
+            return;
         };
-        self.pass_on(id);
         let incoming = Reply::Incoming {
             listener: number,
             end,

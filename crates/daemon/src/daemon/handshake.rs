@@ -8,7 +8,7 @@ use headworks_client::socket_message::Refusal;
 use super::{Daemon, IncomingRequest, Output, Peer, PeerId, PeerRoute, agreed};
 use crate::auth::{AuthClaim, CallRole};
 use crate::control::{DomainPair, Message, VERSION_OLDEST};
-use crate::ids::{DomainId, QpGroupKey};
+use crate::ids::{DomainId, DomainPart, QpGroupKey, WorkerId};
 use headworks_verbs::Duration;
 use slab::Slab;
 
@@ -52,6 +52,7 @@ impl Daemon {
             nonce: self.nonces.another(),
             other: None,
             called,
+            worker: WorkerId::FIRST,
             wishes: Slab::new(),
             accepted: Default::default(),
         };
@@ -234,18 +235,17 @@ impl Daemon {
         for (_, request_connection) in gone.wishes {
             self.refuse(&request_connection, Refusal::Unreachable);
         }
+        let worker = gone.worker;
         let ids: Vec<DomainId> = self.domains.keys().copied().collect();
-        for id in ids {
-            if let Some(domain) = self.domains.get_mut(&id) {
-                domain.fail_peer(peer.0, why);
-            }
-            self.pass_on(id);
+        for domain in ids {
+            let at = DomainPart { worker, domain };
+            self.in_part(at, |part| part.fail_peer(peer.0, why));
         }
         for listener in self.ports.values_mut() {
             listener.requests.retain(|request| request.peer != peer);
         }
         for ((domain, number), accepted) in gone.accepted {
-            self.drop_accepted(domain, number, accepted);
+            self.drop_accepted(DomainPart { worker, domain }, number, accepted);
         }
     }
 
@@ -394,9 +394,35 @@ impl Daemon {
     }
 
     fn knows(&mut self, peer: PeerId, address: IpAddr, life: u64) {
+        let worker = self.least_used_worker();
         if let Some(of) = self.peers.get_mut(&peer) {
             of.known = Some((address, life));
+            of.worker = worker;
         }
+    }
+
+    /// Returns the worker that carries the links to the fewest daemons; of several, the last, because the first has a
+    /// part of every session already.
+    fn least_used_worker(&self) -> WorkerId {
+        let workers = (0..self.config.workers).rev().map(WorkerId);
+        let least = workers.min_by_key(|worker| {
+            let known = self.peers.values().filter(|of| of.known.is_some());
+            known.filter(|of| of.worker == *worker).count()
+        });
+        least.unwrap_or(WorkerId::FIRST)
+    }
+
+    /// Returns the part of a domain that carries the links to a daemon. Makes it if the domain exists, and returns
+    /// `None` if it does not.
+    fn part_towards(&mut self, peer: PeerId, domain: DomainId) -> Option<DomainPart> {
+        let worker = self.peers.get(&peer)?.worker;
+        let at = DomainPart { worker, domain };
+        if self.domains.contains_key(&domain) {
+            // An error was logged. The messages about the part then have no effect.
+            let _ = self.make_part(at);
+            return Some(at);
+        }
+        None
     }
 
     /// Returns whether this side opens the queue-pair groups with a peer. The daemon with the lower address
@@ -425,9 +451,8 @@ impl Daemon {
             | Message::Goodbye { .. } => return None,
             Message::QpGroupWanted { between, known } => {
                 let opens = self.opens(peer);
-                let domain = self.domains.get_mut(&between.to).filter(|_| opens)?;
-                domain.qp_group_wanted(key(between), known);
-                self.pass_on(between.to);
+                let at = self.part_towards(peer, between.to).filter(|_| opens)?;
+                self.in_part(at, |part| part.qp_group_wanted(key(between), known));
             }
             Message::BringUp {
                 between,
@@ -435,14 +460,13 @@ impl Daemon {
                 qp_role,
                 bytes,
             } => {
-                let domain = self.domains.get_mut(&between.to)?;
-                domain.bring_up(key(between), instance, qp_role, &bytes);
-                self.pass_on(between.to);
+                let at = self.part_towards(peer, between.to)?;
+                let key = key(between);
+                self.in_part(at, |part| part.bring_up(key, instance, qp_role, &bytes));
             }
             Message::QpGroupDown { between, instance } => {
-                let domain = self.domains.get_mut(&between.to)?;
-                domain.qp_group_down(key(between), instance);
-                self.pass_on(between.to);
+                let at = self.part_towards(peer, between.to)?;
+                self.in_part(at, |part| part.qp_group_down(key(between), instance));
             }
             Message::Connect {
                 token,
@@ -478,26 +502,31 @@ impl Daemon {
                 number,
                 offer,
             } => {
+                let at = self.part_towards(peer, domain)?;
                 let accepted = &mut self.peers.get_mut(&peer)?.accepted;
                 let accepted = accepted.remove(&(domain, number))?;
-                self.confirmed(peer, domain, number, accepted, offer);
+                self.confirmed(peer, at, number, accepted, offer);
             }
             Message::Missed { domain, number } => {
-                let of = self.domains.get_mut(&domain)?;
-                // A peer may only name connections whose other end it holds.
-                let is_its = of
-                    .qp_group_of(number)
-                    .is_some_and(|group| group.peer == peer.0);
-                if is_its {
-                    of.miss(number);
-                    self.abandon_unproven((domain, number), Refusal::Unreachable);
+                let at = self.part_towards(peer, domain)?;
+                let missed = self.in_part(at, |part| {
+                    // A peer may only name connections whose other end it holds.
+                    let group = part.qp_group_of(number);
+                    let is_its = group.is_some_and(|group| group.peer == peer.0);
+                    if is_its {
+                        part.miss(number);
+                    }
+                    is_its
+                });
+                if missed == Some(true) {
+                    self.abandon_unproven((at, number), Refusal::Unreachable);
                 }
-                self.pass_on(domain);
             }
             Message::Cancel { domain, number } => {
+                let at = self.part_towards(peer, domain)?;
                 let accepted = &mut self.peers.get_mut(&peer)?.accepted;
                 let accepted = accepted.remove(&(domain, number))?;
-                self.drop_accepted(domain, number, accepted);
+                self.drop_accepted(at, number, accepted);
             }
         }
         Some(())

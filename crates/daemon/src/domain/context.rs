@@ -151,9 +151,9 @@ impl ConnectionContext<'_> {
     pub(super) fn unexport(&mut self, extent: Extent, request: Option<u32>) {
         self.session.memory.unpin(extent);
         if let Some(request) = request.filter(|_| !self.session.is_gone) {
-            self.session.replies.push_back(Reply::Revoked { request });
             let session = self.connection.place.session;
-            self.outputs.push_back(Output::Slabs { session });
+            let reply = Reply::Revoked { request };
+            self.outputs.push_back(Output::Reply { session, reply });
         }
     }
 }

@@ -47,18 +47,18 @@ impl Inner {
                     continue;
                 }
             };
-            if let Err(why) = self.subscriptions.check(tenant) {
+            if let Err(why) = self.subscriptions().check(tenant) {
                 report_unwanted(&name_of(&socket), tenant, why);
                 let why = why.into();
                 // Best effort: the process may not read its socket.
                 let _ = socket.send(&Reply::Over { why }.encode(), None);
-                self.subscriptions.shed(tenant, socket);
+                self.subscriptions().shed(tenant, socket);
                 continue;
             }
             let session = self.daemon.session_up(tenant);
             if self.watch(&socket, Token::Session(session)).is_err() {
                 self.daemon.session_gone(session);
-                self.subscriptions.close(tenant, socket.into());
+                self.subscriptions().close(tenant, socket.into());
                 continue;
             }
             let attached = Attached {
@@ -164,7 +164,8 @@ impl Inner {
             return;
         };
         let tenant = attached.tenant;
-        match self.subscriptions.take(session, tenant, packet.files) {
+        let taken = self.subscriptions().take(session, tenant, packet.files);
+        match taken {
             Ok(watch) => self.daemon.session_packet(session, &packet.bytes, watch),
             Err(why) => {
                 report_unwanted(&name_of(&attached.socket), tenant, why);
@@ -187,10 +188,10 @@ impl Inner {
             if let Err(error) = epoll::delete(&*self.epoll, &attached.socket) {
                 tracing::warn!("a socket cannot be removed from epoll: {error}");
             }
-            self.subscriptions
+            self.subscriptions()
                 .close(attached.tenant, attached.socket.into());
         }
-        self.subscriptions.drop_all(session);
+        self.subscriptions().drop_all(session);
     }
 }
 

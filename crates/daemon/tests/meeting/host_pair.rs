@@ -87,7 +87,12 @@ impl HostPair {
             let name = format!("soft:h{number}").parse().expect("a name");
             let provider = &providers[fabric_of[number - 1]];
             let device = provider.open(&name).expect("a device");
-            let mut daemon = Daemon::new(identity, device.clone(), DaemonLimits::default());
+            // One host has one worker, and the other has several.
+            let limits = DaemonLimits {
+                workers: [1, 4][number - 1],
+                ..DaemonLimits::default()
+            };
+            let mut daemon = Daemon::new(identity, device.clone(), limits);
             let session = daemon.session_up(1000);
             Host {
                 daemon,
@@ -214,7 +219,10 @@ impl HostPair {
                     host.events.push(event);
                 }
             }
-            Output::EndSession(_) | Output::Signal { .. } | Output::WakeThread(_) => {}
+            Output::EndSession(_)
+            | Output::Signal { .. }
+            | Output::WakeThread(_)
+            | Output::WakeWorker(_) => {}
         }
     }
 

@@ -163,7 +163,8 @@ impl Application {
         }
     }
 
-    fn wrong(&mut self, what: String) {
+    /// Records an error. One that corrupts its own memory, and its peer, may see anything.
+    pub(crate) fn wrong(&mut self, what: String) {
         if self.script.trusts || self.script.scribbles.is_some() {
             return;
         }

@@ -230,12 +230,12 @@ impl Host {
                     if let Some(application) = self.applications.get_mut(&session) {
                         let heard = application.session.input(&packet, view);
                         if let Err(error) = heard {
-                            application.errors.push(error.to_string());
+                            application.wrong(error.to_string());
                         }
                     }
                 }
                 // No application here sleeps on an event count.
-                Output::WakeThread(_) => {}
+                Output::WakeThread(_) | Output::WakeWorker(_) => {}
                 Output::Signal { watch, signal } => {
                     let Some((session, request)) = self.watches.get(&watch).copied() else {
                         continue;

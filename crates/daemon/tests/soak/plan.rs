@@ -18,13 +18,15 @@ pub(crate) struct Plan {
     /// Whether a fault takes receives away, so that messages may find none.
     pub(crate) storms: bool,
     pub(crate) words: String,
+    /// Number of workers of each daemon.
+    pub(crate) workers: u16,
 }
 
 fn at(micros: u64) -> Instant {
     Instant::ZERO + Duration::from_micros(micros)
 }
 
-fn config(random: &mut Random) -> DaemonLimits {
+fn config(random: &mut Random, workers: u16) -> DaemonLimits {
     let mut of = |values: &[u32]| random.one_of(values);
     let floor = of(&[4, 5, 8]);
     DaemonLimits {
@@ -44,6 +46,7 @@ fn config(random: &mut Random) -> DaemonLimits {
         ring_bytes: of(&[512, 4096]),
         ring_max: of(&[4096, 64 << 10, 1 << 20]),
         slab_bytes: of(&[64 << 10, 1 << 20]),
+        workers,
         poison: true,
         ..DaemonLimits::default()
     }
@@ -66,7 +69,7 @@ fn flow(random: &mut Random) -> Flow {
 }
 
 impl Plan {
-    pub(crate) fn of(seed: u64) -> Self {
+    pub(crate) fn of(seed: u64, workers: u16) -> Self {
         let mut random = Random::new(seed);
         let random = &mut random;
         let count = random.within(2, 4) as usize;
@@ -74,7 +77,7 @@ impl Plan {
         let mut words = Vec::new();
         let mut hosts: Vec<HostPlan> = (0..count)
             .map(|_| {
-                let config = config(random);
+                let config = config(random, workers);
                 let mut scripts = Vec::new();
                 let mut port = 1;
                 for user in 1..=random.within(1, 3) as u32 {
@@ -164,6 +167,7 @@ impl Plan {
             connections,
             storms: words.contains(&"storm"),
             words: words.join(", "),
+            workers,
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Two domains, each on its own device. The test passes their messages between them, and injects illegal
 //! ones.
 
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 use headworks_client::{ControlBlock, EgressWriter, Extent, Op, Operation, Rights, Vqpn};
@@ -15,9 +15,8 @@ use crate::frame::{Header, Kind, OFFER, Remote};
 use crate::limits::{Bulk, DaemonLimits};
 use crate::qp_group::QpRole;
 use crate::send_queue::OnCompletion;
+use crate::session_memory::SessionMemory;
 
-/// Address of both daemons.
-const HOST: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 /// Context of a world in which no time passes.
 const ALONE: StandaloneContext = StandaloneContext {
     role: "daemon",
@@ -49,13 +48,17 @@ impl TwoDomains {
         let mut domains = [0, 1].map(|own| {
             let name = format!("soft:h{own}").parse().unwrap();
             let device: Arc<dyn Device> = provider.open(&name).unwrap();
-            Domain::new(DomainId(own), own.into(), &device, config).unwrap()
+            let pd = device.alloc_pd().unwrap();
+            let memory = SessionMemory::new(&device, &pd, config);
+            let domain = Domain::new(DomainId(own), own.into(), &device, &pd, config);
+            let mut domain = domain.unwrap();
+            domain.attach(memory, "test".to_owned(), true).unwrap();
+            domain
         });
         let opened = domains[0].qp_group(key(0), true).unwrap();
         let mut two = Self {
             groups: [opened; 2],
-            sessions: [0, 1]
-                .map(|own: usize| domains[own].attach("test".to_owned(), 1, HOST).unwrap()),
+            sessions: [0, 0],
             offers: [Offer {
                 number: Vqpn::default(),
                 ring: Remote::default(),
@@ -71,7 +74,7 @@ impl TwoDomains {
             let (group, session) = (two.groups[own], two.sessions[own]);
             let domain = &mut two.domains[own];
             assert!(domain.groups[group].group.is_up());
-            domain.open(group, session, address, address).unwrap()
+            domain.open(group, session, 0, address, address).unwrap()
         });
         two
     }
@@ -102,6 +105,8 @@ impl TwoDomains {
                 Output::QpGroupWanted { known, .. } => other.qp_group_wanted(of, known),
                 Output::QpGroupDown { instance, .. } => other.qp_group_down(of, instance),
                 Output::Slabs { .. }
+                | Output::Reply { .. }
+                | Output::HandleFreed { .. }
                 | Output::Signal { .. }
                 | Output::Wake { .. }
                 | Output::WakeThread(_)
@@ -131,6 +136,12 @@ impl TwoDomains {
 
     fn call(&mut self) {
         self.domains[0].call(self.groups[0], self.offers[0].number);
+    }
+
+    /// Returns the bytes in use of a session's memory.
+    fn in_use(&self, own: usize) -> u64 {
+        let session = &self.domains[own].sessions[self.sessions[own]];
+        session.memory.bytes().0
     }
 
     /// Allocates memory of a session.
@@ -222,13 +233,13 @@ fn an_end_that_is_refused_keeps_its_memory_while_something_is_read_into_it() {
     while two.domains[0].groups[two.groups[0]].group.reads == 0 {
         two.step(0);
     }
-    let in_use = two.domains[0].object_counts().in_use;
+    let in_use = two.in_use(0);
     two.domains[0].refuse(number);
     assert!(two.domains[0].connections.get(number).is_some());
-    assert_eq!(two.domains[0].object_counts().in_use, in_use);
+    assert_eq!(two.in_use(0), in_use);
     two.settle();
     assert!(two.domains[0].connections.get(number).is_none());
-    assert!(two.domains[0].object_counts().in_use < in_use);
+    assert!(two.in_use(0) < in_use);
     assert_eq!(two.domains[0].groups[two.groups[0]].group.reads, 0);
     // An end that was offered nothing goes at once.
     let number = two.offers[1].number;

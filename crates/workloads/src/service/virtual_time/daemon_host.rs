@@ -253,7 +253,7 @@ impl Host {
                     };
                     locked(app_session).session.input(&packet, view)?;
                 }
-                Output::Signal { .. } | Output::WakeThread(_) => {}
+                Output::Signal { .. } | Output::WakeThread(_) | Output::WakeWorker(_) => {}
                 Output::EndSession(_) => {
                     return Err(ActorError::new("the daemon ended an application's session"));
                 }
