@@ -47,7 +47,9 @@ impl Inner {
                     continue;
                 }
             };
-            if let Err(why) = self.subscriptions().check(tenant) {
+            // The guard ends here: what follows takes it again.
+            let checked = self.subscriptions().check(tenant);
+            if let Err(why) = checked {
                 report_unwanted(&name_of(&socket), tenant, why);
                 let why = why.into();
                 // Best effort: the process may not read its socket.
