@@ -712,6 +712,12 @@ impl Daemon {
         Ok(number)
     }
 
+    /// Returns the worker that carries an application's connection.
+    pub fn worker_of(&self, session: SessionId, handle: u32) -> Option<WorkerId> {
+        let session = self.clients.get(&session)?.session.as_ref()?;
+        session.handles.get(handle as usize).copied()
+    }
+
     /// Returns where the connection of a handle is: the worker's part of the domain, and the session's number there.
     /// `None` if the session has no such connection.
     fn place_of(&self, client: SessionId, handle: u32) -> Option<(DomainPart, usize)> {

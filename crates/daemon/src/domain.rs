@@ -365,6 +365,11 @@ impl Domain {
         Ok(self.sessions.insert(session))
     }
 
+    /// Returns the number of sessions, including those of gone applications that still have connections.
+    pub fn sessions(&self) -> usize {
+        self.sessions.len()
+    }
+
     /// Returns the memory of a session's doorbell.
     pub fn doorbell(&self, session: usize) -> Option<Extent> {
         Some(self.sessions.get(session)?.doorbell_extent)

@@ -71,6 +71,11 @@ impl Worker {
         self.is_armed
     }
 
+    /// Returns the number of sessions that have a part here. A step reads the doorbell of each.
+    pub fn sessions(&self) -> usize {
+        self.domains.values().map(Domain::sessions).sum()
+    }
+
     /// Returns the completion channels of all domains. Each has a descriptor that wakes the worker.
     pub fn channels(&self) -> Vec<Arc<dyn CompletionChannel>> {
         let channels = self.domains.values().map(|one| one.channel().clone());

@@ -50,6 +50,7 @@ const ALL: &[&dyn Experiment] = &[
     &raas::request_response::VS_TCP,
     &raas::request_response::FAIRNESS,
     &raas::connections::CONNECTIONS_CASE,
+    &raas::scaling::SCALING,
     &raas::verb_sizes::FIG1,
     &raas::lock_contention::FIG2,
     &raas::reads::FIG6,

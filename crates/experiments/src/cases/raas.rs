@@ -9,6 +9,7 @@
 //! | [`reads`] | random READs over many connections and in a cluster: Figures 6 and 10 |
 //! | [`atomics`] | atomics by verbs and by daemons: Figure 12 |
 //! | `one_sided` | one-sided requests on this machine and in virtual time, for the three modules above |
+//! | [`scaling`] | requests per second over the number of a daemon's workers |
 //! | [`latency`] | latency over size, and throughput without copies: Figure 11 |
 //! | [`applications`] | memory and processor time of applications: Figures 8 and 9 |
 //! | [`request_response`] | request and response, compared with TCP and beside a stream |
@@ -22,6 +23,7 @@ pub mod lock_contention;
 mod one_sided;
 pub mod reads;
 pub mod request_response;
+pub mod scaling;
 pub mod verb_sizes;
 
 use std::collections::BTreeMap;

@@ -40,6 +40,8 @@ pub enum RequestPath {
     Locked(usize),
     /// The service: each caller is an application.
     Service,
+    /// The service, with this many workers on the callers' host. If these are several, each has a core of its own.
+    Workers(u16),
 }
 
 /// Result of a run.
@@ -110,7 +112,8 @@ impl OneSidedLoad {
         match arm {
             RequestPath::Native => native_callers::add(&mut scenario, 1)?,
             RequestPath::Locked(sharing) => native_callers::add(&mut scenario, sharing)?,
-            RequestPath::Service => daemon_host::add(&mut scenario)?,
+            RequestPath::Service => daemon_host::add(&mut scenario, 1)?,
+            RequestPath::Workers(workers) => daemon_host::add(&mut scenario, workers)?,
         };
         let ScenarioBuilder {
             shared_run,

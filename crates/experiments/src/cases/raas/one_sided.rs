@@ -20,7 +20,8 @@ const LONG: usize = 4096;
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Arm {
     name: &'static str,
-    /// The transport of the requests. `Locked(0)` means that all threads share one queue pair.
+    /// The transport of the requests. `Locked(0)` means that all threads share one queue pair, and `Workers(0)` that x is
+    /// the number of workers.
     carrier: Carrier,
     /// Bytes of a response.
     pub(super) bytes: usize,
@@ -45,6 +46,10 @@ impl Arm {
 
     pub(super) const fn service(name: &'static str, bytes: usize) -> Self {
         Self::new(name, Carrier::Service, bytes)
+    }
+
+    pub(super) const fn workers(name: &'static str, bytes: usize) -> Self {
+        Self::new(name, Carrier::Workers(0), bytes)
     }
 
     pub(super) const fn locked(name: &'static str, sharing: usize, bytes: usize) -> Self {
@@ -102,6 +107,11 @@ impl Arm {
                  daemon of a host shares its queue pairs among all of them",
                 "poll",
             ),
+            (Carrier::Workers(_), _) => (
+                "applications of one thread each, by one-sided operations; the workers of their daemon have a core each \
+                 and carry the links to some of the other hosts each",
+                "poll",
+            ),
             (Carrier::Service, false) => (
                 "one-sided operations of one thread over the service: all connections to a host share the queue pairs of \
                  one link",
@@ -148,6 +158,7 @@ pub(super) fn measure(
                 let (load, run) = load(&Point::at(*arm, *x));
                 let carrier = match arm.carrier {
                     Carrier::Locked(0) => Carrier::Locked(load.callers),
+                    Carrier::Workers(0) => Carrier::Workers(*x as u16),
                     carrier => carrier,
                 };
                 let found = simulate(bench, load, carrier, run)?;

@@ -3,20 +3,23 @@
 //! The model charges the daemon's copies and verbs calls. The processor time of the daemon's own code is
 //! charged here.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use headworks::client::socket_message::Refusal;
 use headworks::client::{Outcomes, Session};
 use headworks::daemon::auth::Secret;
-use headworks::daemon::{Daemon, DaemonLimits};
-use headworks::daemon::{Identity, Output, PeerId, SessionId};
+use headworks::daemon::worker::SharedWorker;
+use headworks::daemon::{Daemon, DaemonLimits, Identity, Output, PeerId, SessionId, WorkerId};
 use headworks::runtime::{Actor, ActorContext, ActorError, ActorInit, Step};
 use headworks::verbs::{Access, Device, Duration, Instant};
 
 use super::one_sided_apps::PORT;
-use super::{OneSidedOp, ScenarioBuilder, SharedRun, locked, message_apps, nanos, one_sided_apps};
+use super::{
+    OneSidedOp, SOON, ScenarioBuilder, SharedRun, locked, message_apps, nanos, one_sided_apps,
+};
 use crate::service::Result;
 
 /// Processor time of an idle step of the daemon. This and the next three constants were measured with this
@@ -31,19 +34,22 @@ const BUSY: Duration = Duration::from_nanos(350);
 /// to its completion. The daemon that executes an atomic needs as much for it.
 const HALF_REQUEST: Duration = Duration::from_nanos(82);
 
+/// Added to a step of a worker that has a thread of its own: taking and giving back the worker's lock, which control
+/// takes only while connections are made.
+const WORKER_LOCK: Duration = Duration::from_nanos(20);
+
 /// An application's session with its daemon, and what both know of each other in virtual time.
 pub(super) struct AppSession {
     pub(super) session: Session,
     /// When the daemon's latest step ends. The application sees nothing that the step did before that.
     pub(super) seen_at: Instant,
-    /// Number of records that the application has written in all.
-    pub(super) written: u64,
-    /// Connections that the application has touched since the daemon last looked.
-    pub(super) touched: BTreeSet<u32>,
+    /// Connections that the application has touched since the daemon last looked, by handle, with the number of records
+    /// that it has written to each.
+    touched: BTreeMap<u32, u64>,
+    /// Worker that carries each connection, by handle, where the daemon has several.
+    carried_by: BTreeMap<u32, WorkerId>,
     /// One-sided operations whose end the application has not processed yet.
     pub(super) operations: Vec<PendingOperation>,
-    /// Number of records that the daemon has picked up in all.
-    heard: u64,
     /// Returns the sum of the counters in a server's memory.
     pub(super) counters: Box<dyn Fn() -> u64 + Send>,
     /// That sum at the daemon's last look.
@@ -67,13 +73,40 @@ impl AppSession {
         Arc::new(Mutex::new(Self {
             session: Session::new(name),
             seen_at: Instant::ZERO,
-            written: 0,
-            touched: BTreeSet::new(),
+            touched: BTreeMap::new(),
+            carried_by: BTreeMap::new(),
             operations: Vec::new(),
-            heard: 0,
             counters: Box::new(|| 0),
             counted: 0,
         }))
+    }
+
+    /// Records that the application has touched a connection, and written this many records to it.
+    pub(super) fn wrote(&mut self, handle: u32, records: u64) {
+        *self.touched.entry(handle).or_default() += records;
+    }
+
+    /// Picks up the records of the connections that `worker` carries; of all, if the daemon has one worker. Returns
+    /// their number, and that of the cache lines that the daemon reads for them.
+    fn pick_up(&mut self, worker: Option<WorkerId>) -> (u64, u64) {
+        let carried_by = &self.carried_by;
+        let is_its = |handle: &u32, _: &mut u64| match worker {
+            Some(worker) => carried_by.get(handle) == Some(&worker),
+            None => true,
+        };
+        let (mut records, mut touched) = (0, 0);
+        for (_, written) in self.touched.extract_if(.., is_its) {
+            records += written;
+            touched += 1;
+        }
+        // Each touched connection has a cursor to read; each session with any has a mark in its doorbell.
+        (records, records + touched + u64::from(touched > 0))
+    }
+
+    /// Notes that the daemon's step has ended: the application sees its effects from now on.
+    fn see(&mut self, now: Instant) {
+        self.ended().for_each(|one| one.seen_at = Some(now));
+        self.seen_at = now;
     }
 
     /// Operations whose outcome the daemon has written and that have no `seen_at` yet.
@@ -97,22 +130,52 @@ fn role(host: usize) -> String {
     format!("d{host}")
 }
 
-/// Adds the daemons and their applications.
-pub(super) fn add(scenario: &mut ScenarioBuilder) -> Result<()> {
+/// Adds the daemons and their applications. The daemon of the callers' host has `workers` workers. If these are
+/// several, each is an actor of its own.
+pub(super) fn add(scenario: &mut ScenarioBuilder, workers: u16) -> Result<()> {
     let load = scenario.shared_run.load;
     let sessions = |kind, count| -> Vec<SharedSession> {
         let names = (0..count).map(|number| format!("{kind}{number}"));
         names.map(|name| AppSession::shared(&name)).collect()
     };
     let (callers, servers) = (sessions('c', load.callers), sessions('s', load.hosts));
+    let handles = WorkerHandles::default();
     for host in 0..=load.hosts {
         let sessions = match host {
             0 => callers.clone(),
             _ => vec![servers[host - 1].clone()],
         };
         let shared_run = scenario.shared_run.clone();
-        let make = move |part: &ActorInit| Host::new(part, host, &sessions, shared_run.clone());
+        let handles = (host == 0 && workers > 1).then(|| handles.clone());
+        let workers = if host == 0 { workers } else { 1 };
+        let make = move |part: &ActorInit| {
+            let limits = DaemonLimits {
+                workers,
+                ..DaemonLimits::default()
+            };
+            let mut made = Host::new(part, host, limits, &sessions, shared_run.clone())?;
+            if let Some(handles) = &handles {
+                made.has_worker_actors = true;
+                made.daemon.drive_workers_elsewhere();
+                // This is the only place that sets it.
+                let _ = handles.set(made.daemon.workers().to_vec());
+            }
+            Ok(made)
+        };
         scenario.add(host, role(host), make)?;
+    }
+    for id in (0..workers).filter(|_| workers > 1).map(WorkerId) {
+        let (handles, sessions) = (handles.clone(), callers.clone());
+        let shared_run = scenario.shared_run.clone();
+        scenario.add(0, format!("w{}", id.0), move |_| {
+            Ok(WorkerHost {
+                id,
+                workers: handles.clone(),
+                sessions: sessions.clone(),
+                line: nanos(shared_run.machine.preset.line_ns),
+                shared_run: shared_run.clone(),
+            })
+        })?;
     }
     match load.what {
         OneSidedOp::Messages { bytes } => {
@@ -137,6 +200,8 @@ struct Host {
     device: Arc<dyn Device>,
     sessions: Vec<(Option<SessionId>, SharedSession)>,
     peers: BTreeMap<DaemonLink, PeerId>,
+    /// Whether actors of their own step the workers.
+    has_worker_actors: bool,
     shared_run: SharedRun,
     /// Time to read a cache line that an application wrote last.
     line: Duration,
@@ -146,6 +211,7 @@ impl Host {
     fn new(
         part: &ActorInit,
         number: usize,
+        limits: DaemonLimits,
         sessions: &[SharedSession],
         shared_run: SharedRun,
     ) -> Result<Self, ActorError> {
@@ -158,13 +224,14 @@ impl Host {
         };
         Ok(Self {
             number,
-            daemon: Daemon::new(identity, device.clone(), DaemonLimits::default()),
+            daemon: Daemon::new(identity, device.clone(), limits),
             device,
             sessions: sessions
                 .iter()
                 .map(|app_session| (None, app_session.clone()))
                 .collect(),
             peers: BTreeMap::new(),
+            has_worker_actors: false,
             line: nanos(shared_run.machine.preset.line_ns),
             shared_run,
         })
@@ -270,17 +337,23 @@ impl Host {
     /// Picks up the records that applications have written. Returns their number, and that of the cache lines
     /// that the daemon reads for them.
     fn picked(&mut self) -> (u64, u64) {
-        let (mut records, mut lines) = (0, 0);
-        for (_, app_session) in &self.sessions {
-            let mut app_session = locked(app_session);
-            let new = app_session.written - app_session.heard;
-            app_session.heard = app_session.written;
-            records += new;
-            // Each touched connection has a cursor to read; each session with any has a mark in its doorbell.
-            let touched = std::mem::take(&mut app_session.touched).len() as u64;
-            lines += new + touched + u64::from(touched > 0);
+        let sessions = self.sessions.iter();
+        let picked = sessions.map(|(_, app_session)| locked(app_session).pick_up(None));
+        picked.fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1))
+    }
+
+    /// Tells the applications' sessions which workers carry their connections.
+    fn assign_workers(&mut self) {
+        for (session, app_session) in &self.sessions {
+            let app_session = &mut *locked(app_session);
+            for handle in app_session.touched.keys() {
+                let Entry::Vacant(entry) = app_session.carried_by.entry(*handle) else {
+                    continue;
+                };
+                let worker = session.and_then(|session| self.daemon.worker_of(session, *handle));
+                worker.map(|worker| entry.insert(worker));
+            }
         }
-        (records, lines)
     }
 
     /// Number of operations that have ended and of atomics that this host has executed, since the last call.
@@ -323,6 +396,14 @@ impl Actor for Host {
         }
         self.receive_mail(cx);
         self.serve();
+        if self.has_worker_actors {
+            // The workers carry the requests. Control has work only while connections are made.
+            cx.charge(STEP);
+            self.assign_workers();
+            self.daemon.step(cx);
+            self.execute_commands(cx)?;
+            return Ok(Step::At(cx.now() + SOON));
+        }
         let (records, lines) = self.picked();
         cx.charge(STEP + SESSION.times(self.sessions.len() as u64));
         if records > 0 {
@@ -336,10 +417,50 @@ impl Actor for Host {
         self.execute_commands(cx)?;
         let now = cx.now();
         for (_, app_session) in &self.sessions {
-            let mut app_session = locked(app_session);
-            app_session.ended().for_each(|one| one.seen_at = Some(now));
-            app_session.seen_at = now;
+            locked(app_session).see(now);
         }
+        Ok(Step::Again)
+    }
+}
+
+/// The daemon's workers, once the daemon exists.
+type WorkerHandles = Arc<OnceLock<Vec<Arc<SharedWorker>>>>;
+
+/// A worker of the callers' daemon, on a core of its own.
+struct WorkerHost {
+    id: WorkerId,
+    workers: WorkerHandles,
+    sessions: Vec<SharedSession>,
+    shared_run: SharedRun,
+    /// Time to read a cache line that an application wrote last.
+    line: Duration,
+}
+
+impl Actor for WorkerHost {
+    fn step(&mut self, cx: &mut ActorContext<'_>) -> Result<Step, ActorError> {
+        if self.shared_run.is_over() {
+            return Ok(Step::Done);
+        }
+        let worker = self.workers.get().and_then(|all| all.get(self.id.index()));
+        let Some(mut worker) = worker.and_then(|worker| worker.lock_for_step()) else {
+            return Ok(Step::At(cx.now() + SOON));
+        };
+        let sessions = self.sessions.iter();
+        let picked = sessions.map(|app_session| locked(app_session).pick_up(Some(self.id)));
+        let (records, lines) = picked.fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1));
+        cx.charge(STEP + WORKER_LOCK + SESSION.times(worker.sessions() as u64));
+        if records > 0 {
+            cx.charge(BUSY + HALF_REQUEST.times(records) + self.line.times(lines));
+        }
+        let was_busy = worker.step(cx);
+        if was_busy && records == 0 {
+            cx.charge(BUSY);
+        }
+        let ended = |app_session: &SharedSession| locked(app_session).ended().count() as u64;
+        cx.charge(HALF_REQUEST.times(self.sessions.iter().map(ended).sum()));
+        let now = cx.now();
+        let sessions = self.sessions.iter();
+        sessions.for_each(|app_session| locked(app_session).see(now));
         Ok(Step::Again)
     }
 }

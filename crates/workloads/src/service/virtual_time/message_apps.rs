@@ -131,8 +131,7 @@ impl Actor for Talker {
                 }
                 let (count, _) = connection.sending.send(&self.message[sent..sent + piece])?;
                 self.prepaid -= count;
-                app_session.written += u64::from(count > 0);
-                app_session.touched.insert(connection.handle());
+                app_session.wrote(connection.handle(), u64::from(count > 0));
                 if count == 0 {
                     // This makes the daemon check whether there is room.
                     let _: bool = connection.nudge();
@@ -165,7 +164,7 @@ impl Actor for Talker {
                 let extent = connection.receiving.peek()?.part(0, count as u32);
                 app_session.session.slabs().read(extent, &mut bytes)?;
                 let _: bool = connection.receiving.consume(count as u64);
-                app_session.touched.insert(connection.handle());
+                app_session.wrote(connection.handle(), 0);
                 if bytes != self.message[got..got + count] {
                     return Err(ActorError::new("a message arrived with wrong bytes"));
                 }

@@ -145,8 +145,7 @@ impl Caller {
                 "no room for a record: too many operations are outstanding",
             ));
         }
-        app_session.written += 1;
-        app_session.touched.insert(end.connection.handle());
+        app_session.wrote(end.connection.handle(), 1);
         app_session.operations.push(PendingOperation {
             slot: request.slot,
             outcomes,

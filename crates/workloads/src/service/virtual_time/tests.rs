@@ -32,6 +32,8 @@ fn every_arm_completes_reads_reproducibly() {
         (RequestPath::Native, 6),
         (RequestPath::Locked(3), 2),
         (RequestPath::Service, 4),
+        (RequestPath::Workers(1), 4),
+        (RequestPath::Workers(4), 4),
     ] {
         let found = measured(load, arm);
         assert_eq!(found.queue_pairs, queue_pairs, "{arm:?}");
