@@ -174,11 +174,12 @@ fn seeds(range: std::ops::Range<u64>) -> Vec<u64> {
 
 #[test]
 fn daemons_keep_their_guarantees_under_faults() {
-    let most = if std::env::var_os("HEADWORKS_LONG").is_some() {
-        2000
-    } else {
-        16
-    };
+    // A long run has 2,000 seeds, or as many as the variable says.
+    let long = std::env::var("HEADWORKS_LONG").ok();
+    let most = long.map_or(16, |number| match number.parse() {
+        Ok(number) if number > 16 => number,
+        _ => 2000,
+    });
     let mut whole = 0;
     for (seed, workers) in seeds(0..most)
         .into_iter()
@@ -238,6 +239,43 @@ fn two_hosts_exchange_streams() {
     assert_eq!(ledger.errors, Vec::<String>::new());
     assert_eq!((ledger.whole, ledger.broken, ledger.refused), (10, 0, 0));
     assert!(ledger.operations > 40, "{}", ledger.operations);
+}
+
+#[test]
+fn a_link_that_fails_resets_no_connection_of_another_worker() {
+    let flow = Flow {
+        there: 200_000,
+        back: 200_000,
+        chunk: 3000,
+        lends: false,
+    };
+    // One application has connections to two hosts, each at a worker of its own.
+    let caller = Script {
+        user: 1,
+        listens: Some(1),
+        connects: [1, 2].map(|host| vec![(to(host, 1), flow); 4]).concat(),
+        ..Script::default()
+    };
+    let listener = Script {
+        user: 1,
+        listens: Some(1),
+        ..Script::default()
+    };
+    let config = DaemonLimits {
+        workers: 4,
+        ..DaemonLimits::default()
+    };
+    let plans = [caller, listener.clone(), listener].map(|script| HostPlan {
+        config: config.clone(),
+        scripts: vec![script],
+    });
+    // Host 1 has links to host 0 alone, so the connections to host 2 are not concerned.
+    let faults = Rules::new(1).with(rules::kill_queue_pair_at(&role(1), 100));
+    let limit = Duration::from_secs(10);
+    let (ledger, _) = scenario(plans.into(), faults, 1, limit).unwrap();
+    assert_eq!(ledger.errors, Vec::<String>::new());
+    assert!(ledger.broken > 0, "{ledger:#?}");
+    assert!(ledger.whole >= 8, "{ledger:#?}");
 }
 
 #[test]

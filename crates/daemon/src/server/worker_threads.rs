@@ -66,6 +66,7 @@ impl WorkerThreads {
                 known: 0,
                 is_armed: false,
                 is_idle: true,
+                has_new_channels: false,
             };
             let thread = std::thread::Builder::new()
                 .name(format!("worker {number}"))
@@ -131,6 +132,8 @@ struct WorkerLoop {
     is_armed: bool,
     /// Whether the last turn left nothing to do.
     is_idle: bool,
+    /// Whether the last turn found channels that are not in `channels`.
+    has_new_channels: bool,
 }
 
 impl WorkerLoop {
@@ -162,9 +165,7 @@ impl WorkerLoop {
         let mut turns = 0u32;
         loop {
             let woken = waiter.wait_polling(fds, None, &mut |phase| self.turn(phase))?;
-            if woken != WakeReason::Ready
-                || self.with_worker(|one| one.domains_made()) != self.known
-            {
+            if woken != WakeReason::Ready || self.has_new_channels {
                 return Ok(());
             }
             turns = turns.wrapping_add(1);
@@ -201,8 +202,9 @@ impl WorkerLoop {
         let asks_control = worker.asks_control();
         self.is_idle = worker.is_idle();
         // A descriptor of a new domain would not wake this thread.
-        let is_new = worker.domains_made() != self.known;
-        let was_busy = stepped || is_new || !self.wake_ups.is_empty() || !self.is_idle;
+        self.has_new_channels = worker.domains_made() != self.known;
+        let was_busy =
+            stepped || self.has_new_channels || !self.wake_ups.is_empty() || !self.is_idle;
         if was_busy && std::mem::take(&mut self.is_armed) {
             worker.disarm();
         }

@@ -29,7 +29,7 @@ pub static SCALING: Case<Arm> = Case {
             "READs of 64 B and 4 KiB from 16 hosts, carried by 1 to 16 workers of one daemon.",
             "READs per second at random addresses of 16 other hosts, by 32 applications of one host with 16 outstanding \
              each. Their daemon has 1 to 16 workers with a core each. Simulated. A worker is charged for each step \
-             (60 ns, 20 ns for its lock, 6 ns for each session), for a step with work (350 ns), for a request (82 ns \
+             (60 ns, 12 ns for its lock, 6 ns for each session), for a step with work (350 ns), for a request (82 ns \
              until it is posted, and 82 ns from its completion on), and for each cache line that it reads from an \
              application's core: a mark in the doorbell, a cursor, and each record. The device's model charges for \
              posting and polling.",

@@ -36,7 +36,7 @@ const HALF_REQUEST: Duration = Duration::from_nanos(82);
 
 /// Added to a step of a worker that has a thread of its own: taking and giving back the worker's lock, which control
 /// takes only while connections are made.
-const WORKER_LOCK: Duration = Duration::from_nanos(20);
+const WORKER_LOCK: Duration = Duration::from_nanos(12);
 
 /// An application's session with its daemon, and what both know of each other in virtual time.
 pub(super) struct AppSession {
