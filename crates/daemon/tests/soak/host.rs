@@ -24,6 +24,9 @@ pub(crate) struct HostPlan {
     pub(crate) scripts: Vec<Script>,
 }
 
+/// Idle steps in a row between two records of what the applications wait for. A run that does not end shows the last.
+const STATES_EVERY: u32 = 1000;
+
 /// Results that all hosts record.
 #[derive(Debug, Default)]
 pub(crate) struct Ledger {
@@ -94,6 +97,8 @@ pub(crate) struct Host {
     is_ready: bool,
     is_done: bool,
     is_quiet: bool,
+    /// Number of steps in a row that found nothing to do.
+    idle_steps: u32,
     has_parted: bool,
 }
 
@@ -125,6 +130,7 @@ impl Host {
             is_ready: false,
             is_done: false,
             is_quiet: false,
+            idle_steps: 0,
             has_parted: false,
         })
     }
@@ -378,8 +384,9 @@ impl Actor for Host {
             let errors = applications().flat_map(|one| one.errors.clone());
             ledger.errors.extend(errors);
         }
-        let states: Vec<String> = applications().map(Application::state).collect();
-        if !did {
+        self.idle_steps = if did { 0 } else { self.idle_steps + 1 };
+        if self.idle_steps.is_multiple_of(STATES_EVERY) && !did {
+            let states: Vec<String> = applications().map(Application::state).collect();
             let object_counts: Vec<_> = self.daemon.object_counts().collect();
             ledger
                 .states
