@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use crate::root;
 
+mod features;
 mod rxe;
 mod unprivileged;
 
@@ -59,6 +60,12 @@ pub const STEPS: &[Step] = &[
         about: "clippy on everything, with all features; warnings are errors",
         budget: seconds(120),
         run: lints,
+    },
+    Step {
+        name: "features",
+        about: "the crate headworks compiles with each of its features alone, and with none",
+        budget: seconds(60),
+        run: features::run,
     },
     Step {
         name: "docs",

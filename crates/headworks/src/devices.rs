@@ -1,67 +1,105 @@
 //! Opens devices by name; no other module does.
 
-use std::sync::{Arc, LazyLock};
+use std::error::Error;
+use std::sync::Arc;
+#[cfg(feature = "sim")]
+use std::sync::LazyLock;
 
-use headworks_ibverbs::{IbvProvider, cm};
-use headworks_pacing::SetError;
-use headworks_runtime::DeviceOpener;
+#[cfg(feature = "ibv")]
+use headworks_ibverbs::IbvProvider;
 use headworks_shm::{Registry, RegistryError};
-use headworks_simnic::provider::machine;
-use headworks_simnic::{SimProvider, is_simulated};
+#[cfg(feature = "sim")]
+use headworks_simnic::SimProvider;
+#[cfg(feature = "soft")]
 use headworks_softnic::SoftProvider;
-use headworks_verbs::{Device, DeviceInfo, DeviceName, OpenError, Provider};
+use headworks_verbs::{Device, DeviceInfo, DeviceName, DeviceOpener, OpenError, Provider};
 
 use crate::pace;
 
-pub use headworks_ibverbs::library::{
-    INSTALL as INSTALL_LIBIBVERBS, INSTALL_MANAGER as INSTALL_LIBRDMACM,
+#[cfg(feature = "ibv")]
+mod libibverbs;
+
+#[cfg(feature = "ibv")]
+pub use libibverbs::{
+    Choice, INSTALL_LIBIBVERBS, INSTALL_LIBRDMACM, Network, Refusal, choice, connection_manager,
+    libibverbs_devices, missing_libraries,
 };
-pub use headworks_ibverbs::port_selection::{Choice, Network, Refusal};
 
 /// Bytes of shared memory that a queue pair of a soft device takes, without the slots of its receive queue.
+#[cfg(feature = "soft")]
 pub const SOFT_SHARED_BYTES_PER_QP: usize = headworks_softnic::SHARED_BYTES_PER_QP;
 
 /// The device that is used when the caller names none.
 pub const DEFAULT_DEVICE: &str = "soft";
 
 /// One provider for the process, so that all its simulated devices are on one network.
+#[cfg(feature = "sim")]
 static SIM_PROVIDER: LazyLock<SimProvider> = LazyLock::new(SimProvider::new);
 
-fn providers() -> Vec<Box<dyn Provider>> {
-    vec![
-        Box::new(SoftProvider::new()),
-        Box::new(IbvProvider::new()),
-        Box::new(&*SIM_PROVIDER),
-    ]
+/// A kind of device whose provider is in this build.
+struct Kind {
+    name: &'static str,
+    provider: fn() -> Box<dyn Provider>,
+    /// Refuses an illegal option in a name, as opening does, but opens nothing.
+    check: fn(&DeviceName) -> Result<(), OpenError>,
 }
 
-/// Opens the device called `name`: `KIND[:NAME][,key=value…]`. Paces it if the name says so
-/// ([`crate::pace`]).
+/// The kinds of device in this build.
+const KINDS: &[Kind] = &[
+    #[cfg(feature = "soft")]
+    Kind {
+        name: "soft",
+        provider: || Box::new(SoftProvider::new()),
+        check: SoftProvider::check,
+    },
+    #[cfg(feature = "ibv")]
+    Kind {
+        name: "ibv",
+        provider: || Box::new(IbvProvider::new()),
+        check: IbvProvider::check,
+    },
+    #[cfg(feature = "sim")]
+    Kind {
+        name: "sim",
+        provider: || Box::new(&*SIM_PROVIDER),
+        check: |name| headworks_simnic::provider::machine(name).map(drop),
+    },
+];
+
+/// The features that add a kind of device. Each is called as its kind.
+const FEATURES: [&str; 3] = ["soft", "ibv", "sim"];
+
+/// Opens the device called `name`: `KIND[:NAME][,key=value…]`. Paces it if the name says so (module `pace`).
+///
+/// # Errors
+///
+/// [`OpenError::MissingFeature`] if the name asks for something whose cargo feature is off.
 pub fn open(name: &DeviceName) -> Result<Arc<dyn Device>, OpenError> {
     let (plain, pacing) = pace::split(name)?;
-    let device = open_plain(&plain)?;
+    let device = (kind(&plain)?.provider)().open(&plain)?;
     match pacing {
         Some(config) => pace::paced(device, name, config),
         None => Ok(device),
     }
 }
 
-fn open_plain(name: &DeviceName) -> Result<Arc<dyn Device>, OpenError> {
-    let providers = providers();
-    match providers
-        .iter()
-        .find(|provider| provider.kind() == name.kind())
-    {
-        Some(provider) => provider.open(name),
-        None => Err(unknown_kind(name)),
-    }
+/// Returns the kind of the device called `name`.
+fn kind(name: &DeviceName) -> Result<&'static Kind, OpenError> {
+    let found = KINDS.iter().find(|kind| kind.name == name.kind());
+    found.ok_or_else(|| unknown_kind(name.kind(), KINDS.iter().map(|kind| kind.name)))
 }
 
-fn unknown_kind(name: &DeviceName) -> OpenError {
-    let known: Vec<_> = providers().iter().map(|each| each.kind()).collect();
-    OpenError::UnknownKind {
-        kind: name.kind().to_owned(),
-        known: known.join(", "),
+/// Returns the error of opening a device of a kind that is not among those in this build, `known`.
+fn unknown_kind(kind: &str, known: impl Iterator<Item = &'static str>) -> OpenError {
+    match FEATURES.into_iter().find(|feature| *feature == kind) {
+        Some(feature) => OpenError::MissingFeature {
+            what: format!("devices of the kind {kind}"),
+            feature,
+        },
+        None => OpenError::UnknownKind {
+            kind: kind.to_owned(),
+            known: known.collect::<Vec<_>>().join(", "),
+        },
     }
 }
 
@@ -69,12 +107,7 @@ fn unknown_kind(name: &DeviceName) -> OpenError {
 /// only observe a device. Does not check that the device exists.
 pub fn check(name: &DeviceName) -> Result<(), OpenError> {
     let (plain, _) = pace::split(name)?;
-    match plain.kind() {
-        "soft" => SoftProvider::check(&plain),
-        "ibv" => IbvProvider::check(&plain),
-        _ if is_simulated(&plain) => machine(&plain).map(drop),
-        _ => Err(unknown_kind(&plain)),
-    }
+    (kind(&plain)?.check)(&plain)
 }
 
 /// Lists every device that is present now.
@@ -93,52 +126,10 @@ pub fn devices() -> Result<Vec<DeviceInfo>, OpenError> {
         });
     }
     let mut all = Vec::new();
-    for provider in providers() {
-        all.extend(provider.devices()?);
+    for kind in KINDS {
+        all.extend((kind.provider)().devices()?);
     }
     Ok(all)
-}
-
-/// Returns one line for each kind of device that [`devices`] cannot list because a library is not installed;
-/// the line says what to install.
-pub fn missing_libraries() -> Vec<String> {
-    let ibv = IbvProvider::missing().map(|error| format!("ibv: {error}"));
-    ibv.into_iter().collect()
-}
-
-/// Lists the RDMA devices known to libibverbs by its own names, whether or not they can be opened. A device
-/// of the kernel that is absent from the list has no provider library here.
-///
-/// # Errors
-///
-/// One line that says why libibverbs cannot be asked.
-pub fn libibverbs_devices() -> Result<Vec<String>, String> {
-    match IbvProvider::missing() {
-        Some(error) => Err(error.to_string()),
-        None => IbvProvider::names().map_err(|error| error.to_string()),
-    }
-}
-
-/// Returns the port and address through which the device of libibverbs called `name`
-/// (`ibv:NAME[,key=value…]`) is used.
-///
-/// # Errors
-///
-/// The error of opening it. Its source is a [`Refusal`] if the device exists but is not usable.
-pub fn choice(name: &DeviceName) -> Result<Choice, OpenError> {
-    IbvProvider::new().choice(name)
-}
-
-/// Checks that librdmacm, which [`crate::rdma`] needs, is installed.
-///
-/// # Errors
-///
-/// One line that says what to install.
-pub fn connection_manager() -> Result<(), String> {
-    match cm::missing() {
-        Some(error) => Err(error.to_string()),
-        None => Ok(()),
-    }
 }
 
 /// Whether the error is in the request (a name, an option or a registry) and not a failure of the system.
@@ -146,17 +137,28 @@ pub fn is_bad_input(error: &OpenError) -> bool {
     match error {
         OpenError::Name(_)
         | OpenError::UnknownKind { .. }
+        | OpenError::MissingFeature { .. }
         | OpenError::NotFound { .. }
         | OpenError::BadOption { .. }
         | OpenError::OptionLimit { .. } => true,
         OpenError::Provider { source, .. } => {
-            // The option named a GID index that the port does not use.
-            let is_option = matches!(source.downcast_ref(), Some(Refusal::GidIndex { .. }));
-            let is_constant = source.is::<SetError>();
-            is_option || is_constant || source.downcast_ref().is_some_and(is_wrong_registry)
+            is_bad_option(&**source)
+                || pace::is_bad_constant(&**source)
+                || source.downcast_ref().is_some_and(is_wrong_registry)
         }
         _ => false,
     }
+}
+
+/// Whether a provider failed because of an option's value.
+fn is_bad_option(source: &(dyn Error + 'static)) -> bool {
+    #[cfg(feature = "ibv")]
+    // The option named a GID index that the port does not use.
+    if let Some(Refusal::GidIndex { .. }) = source.downcast_ref() {
+        return true;
+    }
+    let _ = source;
+    false
 }
 
 /// Whether the error is one of using the registry.
@@ -189,9 +191,35 @@ pub fn opener() -> DeviceOpener {
     Arc::new(open)
 }
 
-#[cfg(test)]
+#[cfg(all(
+    test,
+    feature = "soft",
+    feature = "ibv",
+    feature = "sim",
+    feature = "pacing"
+))]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_kind_that_was_not_compiled_in_is_refused_with_its_feature() {
+        let refused = |kind| unknown_kind(kind, ["soft"].into_iter());
+        for kind in FEATURES {
+            let error = refused(kind);
+            assert!(is_bad_input(&error));
+            let said = error.to_string();
+            let (named, feature) = (format!("kind {kind}"), format!("feature {kind:?}"));
+            assert!(said.contains(&named) && said.contains(&feature), "{said}");
+        }
+        assert!(matches!(
+            refused("hard"),
+            OpenError::UnknownKind { known, .. } if known == "soft"
+        ));
+        for kind in KINDS {
+            assert!(FEATURES.contains(&kind.name));
+            assert_eq!((kind.provider)().kind(), kind.name);
+        }
+    }
 
     #[test]
     fn operational_failures_are_not_bad_input() {

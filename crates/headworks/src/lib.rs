@@ -1,6 +1,28 @@
 //! Headworks: rings, sockets and flow control on RDMA verbs. It runs on an RDMA NIC where the host has one,
 //! and on a software RNIC elsewhere.
 //!
+//! # Cargo features
+//!
+//! | feature | adds |
+//! |---|---|
+//! | `soft` | `soft` devices, the software RNIC; [`environment`], [`inspect`], [`testing`] |
+//! | `ibv` | `ibv` devices, RDMA NICs through libibverbs, which is loaded at run time; [`rdma`], and `rdma:` addresses of a [`pipe`] |
+//! | `sim` | `sim` devices, simulated RNICs in virtual time; [`sim`] |
+//! | `daemon` | streams through the host's daemon: [`service`], [`client`], [`daemon`] |
+//! | `pacing` | the option `pace` of device names; [`pace`], [`pacing`] |
+//! | `runtime` | actors and their worlds: [`runtime`]. `sim` and `daemon` include it |
+//! | `tokio` | `asynchronous` |
+//!
+//! All but `tokio` are on by default, so a program opens every device that this crate knows, and a device's name may
+//! come from a configuration. A program that needs less builds in a fraction of the time:
+//!
+//! ```toml
+//! headworks = { …, default-features = false, features = ["soft"] }
+//! ```
+//!
+//! Rings, pipes, blocking ends and control streams need no feature. A device's name that asks for something
+//! without its feature is refused ([`OpenError::MissingFeature`](verbs::OpenError::MissingFeature) names the feature).
+//!
 //! # Map
 //!
 //! - [`open`], [`devices()`]: opens and lists devices by name; `soft` needs no hardware.
@@ -26,21 +48,39 @@ pub mod asynchronous;
 pub mod blocking;
 pub mod connect;
 pub mod devices;
+#[cfg(feature = "soft")]
 pub mod environment;
+#[cfg(feature = "soft")]
 pub mod inspect;
+#[cfg(feature = "pacing")]
 pub mod pace;
+#[cfg(not(feature = "pacing"))]
+#[path = "pace/absent.rs"]
+mod pace;
 pub mod pipe;
+#[cfg(feature = "ibv")]
 pub mod rdma;
+#[cfg(not(feature = "ibv"))]
+#[path = "rdma/absent.rs"]
+mod rdma;
+mod rejection_log;
 pub mod ring;
+#[cfg(feature = "daemon")]
 pub mod service;
+#[cfg(feature = "soft")]
 pub mod testing;
 
 pub use devices::{DEFAULT_DEVICE, devices, open, opener};
+#[cfg(feature = "daemon")]
 pub use headworks_client as client;
+#[cfg(feature = "daemon")]
 pub use headworks_daemon as daemon;
 pub use headworks_net as net;
+#[cfg(feature = "pacing")]
 pub use headworks_pacing as pacing;
+#[cfg(feature = "runtime")]
 pub use headworks_runtime as runtime;
+#[cfg(feature = "sim")]
 pub use headworks_simnic as sim;
 pub use headworks_verbs as verbs;
 

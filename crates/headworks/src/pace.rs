@@ -19,20 +19,21 @@
 //! device. The command `headworks pace` does both. The guide is docs/pacing.md.
 
 use std::collections::BTreeMap;
+use std::error::Error;
 use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
 
-use headworks_ibverbs::IbvProvider;
 use headworks_pacing::shared_state::{BYTES, LAYOUT_VERSION};
 use headworks_pacing::{Clock, PacedDevice, Pacing, PacingConfig, SetError, SharedPacing, Status};
-use headworks_runtime::DeviceOpener;
 use headworks_shm::fork::ForkGeneration;
 use headworks_shm::{
     CommonSegmentClaim, HugePages, Registry, SegmentRequest, SharedSegment, View, fnv1a,
 };
-use headworks_simnic::{Preset, is_simulated, provider};
-use headworks_verbs::{Device, DeviceInfo, DeviceName, Instant, OpenError};
+use headworks_verbs::{Device, DeviceInfo, DeviceName, DeviceOpener, Instant, OpenError};
+
+use device_kind::{first_ibv_device, is_simulated, simulated_link_gbps};
 
 pub mod calibrate;
+mod device_kind;
 mod observe;
 
 pub use calibrate::calibrate;
@@ -100,6 +101,11 @@ fn bad_option(what: &str, error: SetError) -> OpenError {
     }
 }
 
+/// Whether an error is about a constant of pacing.
+pub(crate) fn is_bad_constant(source: &(dyn Error + 'static)) -> bool {
+    source.is::<SetError>()
+}
+
 /// Returns the default constants of a kind of device.
 fn default_config(name: &DeviceName) -> PacingConfig {
     let mut config = PacingConfig::default();
@@ -109,11 +115,8 @@ fn default_config(name: &DeviceName) -> PacingConfig {
             |preset| format!("{}:{preset}", name.kind()),
         );
         // A wrong name is refused when the device is opened.
-        let preset = plain
-            .parse()
-            .ok()
-            .and_then(|name| provider::machine(&name).ok());
-        if let Some((Preset { link_gbps, .. }, _)) = preset {
+        let plain = plain.parse().ok();
+        if let Some(link_gbps) = plain.as_ref().and_then(simulated_link_gbps) {
             config.line_rate_gbps = link_gbps;
         }
     }
@@ -206,9 +209,8 @@ pub fn rnic(device: &DeviceName) -> String {
         (_, Some(name)) => format!("{kind}:{name}"),
         ("soft", None) => "soft:h1".to_owned(),
         ("ibv", None) => {
-            let there = IbvProvider::names().unwrap_or_default();
-            let only = there.first().map(|only| format!("ibv:{only}"));
-            only.unwrap_or_else(|| kind.to_owned())
+            let first = first_ibv_device().map(|first| format!("ibv:{first}"));
+            first.unwrap_or_else(|| kind.to_owned())
         }
         _ => kind.to_owned(),
     }

@@ -28,10 +28,8 @@ use crate::devices;
 
 pub(crate) use listener::IncomingConnection;
 pub use listener::RdmaListener;
-pub(crate) use rejection_log::{Rejection, RejectionLog};
 
 mod listener;
-mod rejection_log;
 
 /// Kind of the devices that connect over RDMA; as a device name, any of them.
 pub const KIND: &str = "ibv";
@@ -329,11 +327,6 @@ fn usable_gid_address(gid: Ipv6Addr) -> Option<IpAddr> {
         None if gid.is_unicast_link_local() || gid.is_unspecified() => None,
         None => Some(gid.into()),
     }
-}
-
-/// Formats a caller's address for people.
-fn describe_caller(caller: Option<IpAddr>) -> String {
-    caller.map_or_else(|| "unknown".to_owned(), |caller| caller.to_string())
 }
 
 fn resolve(address: &str) -> Result<Vec<SocketAddr>, RdmaError> {

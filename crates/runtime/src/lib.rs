@@ -38,10 +38,11 @@ pub use actor::{
     StandaloneContext, Step, WakeCondition, WakeFd,
 };
 pub use actors::ActorRegistry;
+pub use headworks_verbs::DeviceOpener;
 pub use in_process::InProcess;
 pub use processes::{Processes, child_entry, child_entry_in_test};
 pub use ranks::{Ranks, RanksError, serve_rank};
-pub use scenario::{ACTORS_MAX, ActorInit, ActorSpec, DeviceOpener, Scenario, no_device_opener};
+pub use scenario::{ACTORS_MAX, ActorInit, ActorSpec, Scenario, no_device_opener};
 pub use scenario_events::{MAILBOX_BYTES_MAX, MESSAGE_OVERHEAD};
 pub use step_loop::catch_failure;
 pub use world::{

@@ -3,14 +3,10 @@
 use std::ops::Deref;
 use std::sync::Arc;
 
-use headworks_verbs::{Device, DeviceName, OpenError};
+use headworks_verbs::{Device, DeviceName, DeviceOpener, OpenError};
 
 use crate::actor::{ActorError, COORDINATOR, MAIL_MAX};
 use crate::world::ScenarioError;
-
-/// Opens devices. The caller of a world provides it, since this crate knows no provider.
-pub type DeviceOpener =
-    Arc<dyn Fn(&DeviceName) -> Result<Arc<dyn Device>, OpenError> + Send + Sync>;
 
 /// An opener for scenarios that need no device.
 pub fn no_device_opener() -> DeviceOpener {

@@ -133,6 +133,10 @@ impl<P: Provider + ?Sized> Provider for &P {
     }
 }
 
+/// Opens a device by its name. Code that knows no provider is given one.
+pub type DeviceOpener =
+    Arc<dyn Fn(&DeviceName) -> Result<Arc<dyn Device>, OpenError> + Send + Sync>;
+
 /// An opened device.
 ///
 /// Drop it after everything that was made from it. If it is dropped earlier, it lives until the last of those

@@ -20,6 +20,16 @@ pub enum OpenError {
         /// The kinds that are known, separated by commas.
         known: String,
     },
+    /// The program was built without the code that the name asks for.
+    #[error(
+        "{what}: this program was built without it; enable the feature {feature:?} of its dependency headworks"
+    )]
+    MissingFeature {
+        /// What the name asks for, as in "devices of the kind ibv".
+        what: String,
+        /// The cargo feature of the crate `headworks` that the code needs.
+        feature: &'static str,
+    },
     /// The kind is known, but there is no such device.
     #[error("no device {name:?}: {hint}")]
     NotFound {

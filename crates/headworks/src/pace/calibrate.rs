@@ -10,7 +10,6 @@ use std::sync::Arc;
 use headworks_pacing::clock_sync::{ClockSync, between};
 use headworks_pacing::monitor::{Class, serialisation};
 use headworks_pacing::{Clock, PacingConfig};
-use headworks_simnic::is_simulated;
 use headworks_verbs::bringup::{ConnectionParams, bring_up_ud};
 use headworks_verbs::{
     Access, AddressHandle, AhInit, AllocRequest, BringUp, Completion, CompletionQueue, CqInit,
@@ -22,6 +21,7 @@ use headworks_verbs::{
 use super::{default_config, split};
 #[cfg(doc)]
 use crate::pace::PaceConfig;
+use crate::pace::device_kind::is_simulated;
 
 /// Number of requests of each class that are measured by default.
 pub const ROUNDS: u32 = 4000;
@@ -567,5 +567,5 @@ impl ProbePath for UdPath<'_> {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, feature = "sim"))]
 mod tests;

@@ -18,7 +18,8 @@ use headworks_verbs::{Device, Duration, Instant};
 
 use super::PipeError;
 use super::handshake::{HELLO_TIMEOUT, Pipe, WaitOptions, deadline_error, rdma_error};
-use crate::rdma::{self, Rejection, RejectionLog};
+use crate::rdma;
+use crate::rejection_log::{Rejection, RejectionLog};
 
 use caller::{ConnectedCaller, Stranger, step_connection};
 
@@ -296,5 +297,5 @@ impl<'d> AcceptQueue<'d> {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, feature = "soft"))]
 mod tests;

@@ -273,11 +273,13 @@ fn call_listener(
 
 /// Converts an error of connecting over RDMA.
 pub(super) fn rdma_error(name: &str, allowed: Duration, error: RdmaError) -> PipeError {
-    match error {
-        RdmaError::ControlStream(error) => deadline_error(name, allowed)(error),
-        RdmaError::Device(error) => error.into(),
-        error => PipeError::Rdma(error),
+    if let RdmaError::ControlStream(error) = error {
+        return deadline_error(name, allowed)(error);
     }
+    if let RdmaError::Device(error) = error {
+        return error.into();
+    }
+    PipeError::Rdma(error)
 }
 
 pub(super) fn parse_address(name: &str) -> Result<RendezvousAddr, PipeError> {

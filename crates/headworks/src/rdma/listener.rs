@@ -10,10 +10,11 @@ use headworks_net::{NetError, WaitLimit, clock};
 use headworks_verbs::{DeviceName, Instant};
 
 use super::{
-    ANSWER_TIMEOUT, EstablishedControl, RdmaError, Rejection, RejectionLog, check_greeting,
-    devices_of, no_address_error, open_control, resolve, source_of, usable_gid_address,
+    ANSWER_TIMEOUT, EstablishedControl, RdmaError, check_greeting, devices_of, no_address_error,
+    open_control, resolve, source_of, usable_gid_address,
 };
 use crate::devices;
+use crate::rejection_log::{Rejection, RejectionLog};
 
 /// Listens for callers over RDMA.
 #[derive(Debug)]

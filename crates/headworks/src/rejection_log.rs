@@ -6,8 +6,6 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use headworks_verbs::{Duration, Instant};
 
-use super::describe_caller;
-
 /// Shortest time between two lines of a kind.
 const INTERVAL: Duration = Duration::from_secs(10);
 
@@ -82,6 +80,11 @@ impl Drop for RejectionLog {
             tracing::warn!(others, "turned more callers away");
         }
     }
+}
+
+/// Formats a caller's address for people.
+fn describe_caller(caller: Option<IpAddr>) -> String {
+    caller.map_or_else(|| "unknown".to_owned(), |caller| caller.to_string())
 }
 
 #[cfg(test)]

@@ -1,0 +1,29 @@
+//! What pacing must know of kinds of devices. Kinds that are not in this build do not reach it.
+
+use headworks_verbs::DeviceName;
+
+/// Whether a device called `name` is simulated in virtual time.
+pub(super) fn is_simulated(name: &DeviceName) -> bool {
+    name.kind() == "sim"
+}
+
+/// Returns the rate of the link of the simulated device called `name`; `None` if there is no such device.
+pub(super) fn simulated_link_gbps(name: &DeviceName) -> Option<f64> {
+    #[cfg(feature = "sim")]
+    if let Ok((preset, _)) = headworks_simnic::provider::machine(name) {
+        return Some(preset.link_gbps);
+    }
+    let _ = name;
+    None
+}
+
+/// Returns the name of the first device of libibverbs, which is opened if none is named.
+pub(super) fn first_ibv_device() -> Option<String> {
+    #[cfg(feature = "ibv")]
+    return headworks_ibverbs::IbvProvider::names()
+        .ok()?
+        .into_iter()
+        .next();
+    #[cfg(not(feature = "ibv"))]
+    None
+}
