@@ -163,7 +163,7 @@ impl PacedDevice {
             completions: completions.clone(),
             config: config.clone(),
             max_message: self.info.limits.max_message,
-            gauge: RateFeedback::new(config.clone(), clock, device),
+            feedback: RateFeedback::new(config.clone(), clock, device),
             member,
             stamps: init.timestamps,
         });

@@ -4,6 +4,9 @@
 //! One lock per completion queue ([`BiasedLock`](headworks_shm::BiasedLock)) guards all of it. The lock costs
 //! the thread that posts and polls nothing until another thread takes it, as the background thread does.
 //! Nothing blocks, and every call does a bounded amount of work.
+//!
+//! Each module below this one has one part of the state, with its invariants at the fields; `post` and `dispatch`
+//! are what the calls do with it.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -15,78 +18,38 @@ use headworks_verbs::{
 };
 
 use crate::config::PacingConfig;
-use crate::monitor::{Class, Kind};
+use crate::monitor::Kind;
 use crate::post_checks::QpLimits;
 use crate::rate_feedback::{LazyClock, RateFeedback};
-use crate::request_queue::{InFlight, PlanPosition, ProgramCompletion, RequestQueue, opcode};
+use crate::request_queue::{
+    InFlight, PlanPosition, PlannedSlice, ProgramCompletion, RequestQueue, opcode,
+};
 use crate::shared_state::{ShareError, ShareMember};
 use crate::slices::SliceRule;
-use crate::token_bucket::TokenBucket;
 
+use buffers::Buffers;
+use credit::Credit;
+use in_flight_count::InFlightCount;
+use program_calls::ProgramCalls;
+use qp_slots::{QpFlags, QpId, QpSendState, QpSlots};
+use turns::Turns;
+
+mod buffers;
+mod credit;
 mod dispatch;
+mod in_flight_count;
 mod post;
+mod program_calls;
+mod qp_slots;
+mod turns;
 
 /// Most requests in one doorbell.
 const CHAIN: usize = 16;
 /// Most completions that one poll takes from the device.
 const BATCH: usize = 32;
-/// While something waits, completions are polled once in this many posts without a poll by the program.
-const UNPOLLED_MAX: u32 = 16;
-/// In one poll out of this many, receives are polled before the completions of requests.
-const RECEIVES_EVERY: u32 = 16;
-/// Most request queues that are kept for reuse when queue pairs become idle or go.
-const KEPT: usize = 64;
 
 /// Reads the host's clock: CLOCK_MONOTONIC, or virtual time.
 pub type Clock = Arc<dyn Fn() -> Instant + Send + Sync>;
-
-/// The sending side of a queue pair.
-pub(crate) struct QpSendState {
-    pub(crate) inner: Box<dyn QueuePair>,
-    /// `None` while the queue pair is idle.
-    queue: Option<Box<RequestQueue>>,
-    /// Distinguishes its completions from those of an earlier queue pair in the same slot.
-    generation: u32,
-    /// Size of its send queue, as the device reports it.
-    limit: u32,
-    max_rd_atomic: u8,
-    flags: u8,
-}
-
-// An idle queue pair costs this and the program's handle, beyond the device's own queue pair.
-const _: () = assert!(size_of::<QpSendState>() <= 40);
-
-/// Every request completes for the program, signaled or not.
-const SIGNAL_ALL: u8 = 1;
-/// A request failed, so waiting requests are flushed.
-const BROKEN: u8 = 2;
-/// The peer is on this host.
-const LOCAL: u8 = 4;
-/// Unreliable datagrams.
-const DATAGRAM: u8 = 8;
-/// The queue pair is in the queue of those with waiting requests.
-const IN_ROW: u8 = 16;
-/// The queue pair's bit is set in the shared state: something of it was in flight or waiting at the last
-/// scan, or since.
-const ACTIVE: u8 = 32;
-
-impl QpSendState {
-    fn is(&self, flag: u8) -> bool {
-        self.flags & flag != 0
-    }
-
-    fn set(&mut self, flag: u8, on: bool) {
-        self.flags = if on {
-            self.flags | flag
-        } else {
-            self.flags & !flag
-        };
-    }
-
-    fn kind(flags: u8, op: &SendOp) -> Kind {
-        Kind::new(Class::of(op), flags & LOCAL != 0)
-    }
-}
 
 /// Statistics.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -121,50 +84,43 @@ impl Counts {
 pub(crate) struct PacedSq {
     /// The device's completion queue for requests. All requests complete there.
     completions: Arc<dyn CompletionQueue>,
-    depth: usize,
-    pairs: Vec<Option<QpSendState>>,
-    free: Vec<u32>,
-    generation: u32,
-    config: Arc<PacingConfig>,
-    cut: SliceRule,
-    max_message: u32,
-    line_rate: u64,
-    overhead: u64,
-    /// Whether pacing limits the bytes in flight instead of the rate.
-    limits_flight: bool,
+    /// The queue pairs, with their waiting and in-flight requests.
+    pairs: QpSlots,
+    /// The queue pairs that have waiting requests to post or to flush.
+    turns: Turns,
+    /// Requests that the device has of all queue pairs.
+    in_flight: InFlightCount,
+    /// What may be posted now.
+    credit: Credit,
+    /// Completions found outside of the program's polls, oldest first. The program's next poll returns them before
+    /// any other. Their requests are outstanding until then.
+    kept: VecDeque<QpCompletion>,
+    /// What is known of the program's calls.
+    calls: ProgramCalls,
+    /// Whether the fast paths apply. If so, the rate is limited and not the bytes in flight, it is the line rate,
+    /// no queue pair has a turn, and `kept` is empty. [`update_fast_path`](Self::update_fast_path) sets it after
+    /// every call that may change one of these.
     is_plain: bool,
-    gauge: RateFeedback,
+    /// How requests are cut. Never changes.
+    cut: SliceRule,
+    /// Longest message of the device, in bytes.
+    max_message: u32,
+    /// Whether the program asked for timestamps. If not, they are removed from its completions.
     stamps: bool,
-    bucket: TokenBucket,
-    member: ShareMember,
-    /// Requests that the device has.
-    flying: usize,
-    /// Completions found outside of the program's polls, each with its queue pair's slot and generation. The
-    /// program's next poll returns them first.
-    told: VecDeque<(ProgramCompletion, u32, u32)>,
-    /// Queue pairs with waiting requests, in the order of their turns.
-    row: VecDeque<u32>,
-    /// Queue pairs with requests to flush.
-    broken: VecDeque<u32>,
-    #[expect(clippy::vec_box, reason = "queue pairs get them as they are")]
-    kept: Vec<Box<RequestQueue>>,
-    scratch: (Vec<Sge>, Vec<u8>),
-    found: Vec<Completion>,
-    polls: u32,
-    /// Calls that posted since the program last polled, while something waited.
-    posts_unpolled: u32,
+    buffers: Buffers,
     counts: Counts,
-    /// Whether the program may be asleep with no timer to wake it.
-    sleeps: bool,
     made_by: ForkGeneration,
 }
+
+/// A completion for the program, and the queue pair whose requests it retires.
+type QpCompletion = (ProgramCompletion, QpId);
 
 /// Arguments of [`PacedSq::new`].
 pub(crate) struct PacedSqInit {
     pub(crate) completions: Arc<dyn CompletionQueue>,
     pub(crate) config: Arc<PacingConfig>,
     pub(crate) max_message: u32,
-    pub(crate) gauge: RateFeedback,
+    pub(crate) feedback: RateFeedback,
     pub(crate) member: ShareMember,
     /// Whether the program asked for timestamps.
     pub(crate) stamps: bool,
@@ -176,43 +132,28 @@ impl PacedSq {
             completions,
             config,
             max_message,
-            gauge,
+            feedback,
             member,
             stamps,
         } = parts;
-        let cut = SliceRule {
-            slice: config.slice_bytes as u64,
-            with_imm: config.slice_imm != 0.0,
-        };
         Self {
-            depth: (completions.depth() as usize / 2).clamp(1, config.max_in_flight as usize),
+            in_flight: InFlightCount::new(completions.depth(), config.max_in_flight as usize),
             completions,
-            pairs: Vec::new(),
-            free: Vec::new(),
-            generation: 0,
-            cut,
-            max_message,
-            line_rate: config.line_rate(),
-            overhead: config.overhead_bytes as u64,
-            limits_flight: config.window != 0.0,
+            pairs: QpSlots::default(),
+            turns: Turns::default(),
+            kept: VecDeque::new(),
+            calls: ProgramCalls::default(),
             is_plain: false,
-            gauge,
+            cut: SliceRule {
+                slice: config.slice_bytes as u64,
+                with_imm: config.slice_imm != 0.0,
+            },
+            max_message,
             stamps,
-            bucket: TokenBucket::default(),
-            member,
-            flying: 0,
-            told: VecDeque::new(),
-            row: VecDeque::new(),
-            broken: VecDeque::new(),
-            kept: Vec::new(),
-            scratch: (Vec::with_capacity(4 * CHAIN), Vec::new()),
-            found: vec![Completion::default(); BATCH],
-            polls: 0,
-            posts_unpolled: 0,
+            buffers: Buffers::default(),
             counts: Counts::default(),
-            sleeps: false,
             made_by: ForkGeneration::current(),
-            config,
+            credit: Credit::new(config, feedback, member),
         }
     }
 
@@ -228,85 +169,60 @@ impl PacedSq {
         is_datagram: bool,
         signal_all: bool,
     ) -> Result<u32, ShareError> {
-        let slot = match self.free.pop() {
-            Some(slot) => slot,
-            None => {
-                self.member.reserve(self.pairs.len(), self.gauge.now())?;
-                self.pairs.push(None);
-                (self.pairs.len() - 1) as u32
-            }
-        };
-        self.generation = self.generation.wrapping_add(1);
-        let mut flags = 0;
-        if is_datagram {
-            flags |= DATAGRAM;
+        if !self.pairs.has_free() {
+            let now = self.credit.now();
+            self.credit.member.reserve(self.pairs.len(), now)?;
         }
-        if signal_all {
-            flags |= SIGNAL_ALL;
-        }
-        self.pairs[slot as usize] = Some(QpSendState {
-            limit: inner.caps().max_send_wr,
-            inner,
-            queue: None,
-            generation: self.generation,
-            max_rd_atomic: 0,
-            flags,
-        });
-        Ok(slot)
+        let mut flags = QpFlags::empty();
+        flags.set(QpFlags::DATAGRAM, is_datagram);
+        flags.set(QpFlags::SIGNAL_ALL, signal_all);
+        Ok(self.pairs.insert(inner, flags))
     }
 
     /// Removes a queue pair. Nobody gets the completions of what the device still has of it.
     #[must_use = "destroying it may take a while, and need not be done under the lock"]
     pub(crate) fn remove(&mut self, slot: u32) -> Option<QpSendState> {
-        let mut gone = self.pairs[slot as usize].take()?;
+        let mut gone = self.pairs.take(slot)?;
         self.forget(slot, &mut gone);
-        self.free.push(slot);
+        self.pairs.free(slot);
         self.make_way();
         Some(gone)
     }
 
     /// Drops a queue pair's waiting, in-flight and unpolled requests.
     fn forget(&mut self, slot: u32, sending: &mut QpSendState) {
-        self.row.retain(|other| *other != slot);
-        self.broken.retain(|other| *other != slot);
-        sending.set(IN_ROW | BROKEN, false);
-        let generation = sending.generation;
-        self.told.retain(|(_, s, g)| (*s, *g) != (slot, generation));
+        self.turns.forget(slot, sending);
+        let id = sending.id(slot);
+        self.kept.retain(|(_, of)| *of != id);
         self.set_active(slot, sending, false);
         let Some(queue) = sending.queue.take() else {
             return;
         };
-        self.flying = self.flying.saturating_sub(queue.flying());
-        self.gauge.gone(queue.cost(self.overhead));
+        self.in_flight.remove(queue.flying());
+        let cost = queue.cost(self.credit.overhead());
+        self.credit.feedback.gone(cost);
         if queue.flying() > 0 {
             self.drain();
         }
-        self.keep(queue);
+        self.buffers.keep_queue(queue);
     }
 
     /// Goes on after a queue pair was forgotten. Others may have waited for the room that it took, and their
     /// completions may have been found meanwhile.
     fn make_way(&mut self) {
         if self.waits() {
-            let now = self.gauge.now();
+            let now = self.credit.now();
             self.pump(now);
-            if self.sleeps {
+            if self.calls.sleeps {
                 self.push_one();
             }
         }
         self.update_fast_path();
     }
 
-    fn keep(&mut self, mut queue: Box<RequestQueue>) {
-        if self.kept.len() < KEPT {
-            queue.clear();
-            self.kept.push(queue);
-        }
-    }
-
     /// The queue pair in a slot.
     pub(crate) fn pair(&mut self, slot: u32) -> Option<&mut QpSendState> {
-        self.pairs.get_mut(slot as usize)?.as_mut()
+        self.pairs.get_mut(slot)
     }
 
     /// Follows a change of a queue pair: its new state, its limit of outstanding READs, and whether its peer
@@ -321,68 +237,51 @@ impl PacedSq {
         if state == Some(QpState::Rts) {
             self.flush_before(slot);
         }
-        let Some(mut sending) = self.pairs[slot as usize].take() else {
+        let Some(mut sending) = self.pairs.take(slot) else {
             return;
         };
         if let Some(reads) = reads {
             sending.max_rd_atomic = reads;
         }
         if let Some(is_local) = is_local {
-            sending.set(LOCAL, is_local);
+            sending.set(QpFlags::LOCAL, is_local);
         }
         match state {
             Some(QpState::Reset) => {
                 self.forget(slot, &mut sending);
                 // Completions that the device still reports belong to requests from before the reset.
-                self.generation = self.generation.wrapping_add(1);
-                sending.generation = self.generation;
+                self.pairs.renew(&mut sending);
                 self.make_way();
             }
-            Some(QpState::Error)
-                if sending
-                    .queue
-                    .as_ref()
-                    .is_some_and(|queue| queue.is_waiting()) =>
-            {
-                self.breaks(slot, &mut sending);
-                let now = self.gauge.now();
+            Some(QpState::Error) if sending.is_waiting() => {
+                self.turns.mark_broken(slot, &mut sending);
+                let now = self.credit.now();
                 self.push_broken(slot, &mut sending, now);
             }
             _ => {}
         }
-        self.pairs[slot as usize] = Some(sending);
+        self.pairs.put(slot, sending);
         self.update_fast_path();
-    }
-
-    /// Marks a queue pair as broken, so that its waiting requests are flushed.
-    fn breaks(&mut self, slot: u32, sending: &mut QpSendState) {
-        if !sending.is(BROKEN) {
-            sending.set(BROKEN, true);
-            self.broken.push_back(slot);
-        }
     }
 
     /// Flushes a queue pair's waiting requests before it sends again after a failure, as a datagram queue
     /// pair may. Requests that are posted from now on are not flushed.
     fn flush_before(&mut self, slot: u32) {
-        let waits =
-            |pair: &mut QpSendState| pair.queue.as_ref().is_some_and(|queue| queue.is_waiting());
-        if !self.pair(slot).is_some_and(waits) {
+        if !self.pairs.get(slot).is_some_and(QpSendState::is_waiting) {
             return;
         }
         // The device has flushed its own requests already; the program may not have polled those completions.
         self.drain();
-        let is_broken = |pair: &mut QpSendState| pair.is(BROKEN);
-        if !self.pair(slot).is_some_and(is_broken) {
+        let is_broken = |pair: &QpSendState| pair.is(QpFlags::BROKEN);
+        if !self.pairs.get(slot).is_some_and(is_broken) {
             return;
         }
         while let Some(flushed) = self.flush_one(slot) {
-            self.told.push_back(flushed);
+            self.kept.push_back(flushed);
         }
-        if let Some(pair) = self.pair(slot) {
-            pair.set(BROKEN, false);
+        if let Some(pair) = self.pairs.get_mut(slot) {
+            self.turns.mark_whole(slot, pair);
         }
-        self.broken.retain(|other| *other != slot);
     }
 
     /// Statistics so far.
@@ -391,45 +290,43 @@ impl PacedSq {
     }
 
     pub(crate) fn now(&self) -> Instant {
-        self.gauge.now()
+        self.credit.now()
     }
 
     /// When the first waiting request is due, if requests wait for time to pass and not only for completions.
     pub(crate) fn due(&self) -> Option<Instant> {
-        let by_time = !self.limits_flight;
-        (by_time && !self.row.is_empty()).then(|| self.bucket.due())
+        self.credit.due().filter(|_| !self.turns.waiting.is_empty())
     }
 
     /// Whether requests wait that only calls of the program or the passing of time release.
     #[inline]
     pub(crate) fn waits(&self) -> bool {
-        !self.row.is_empty() || !self.broken.is_empty()
+        !self.turns.is_empty()
     }
 
     /// Whether this poll is to look for receives first.
     pub(crate) fn receives_next(&mut self) -> bool {
-        self.polls = self.polls.wrapping_add(1);
-        self.polls.is_multiple_of(RECEIVES_EVERY)
+        self.calls.receives_next()
     }
 
     fn set_active(&mut self, slot: u32, sending: &mut QpSendState, on: bool) {
-        if sending.is(ACTIVE) != on {
-            sending.set(ACTIVE, on);
-            self.member.set_active(slot as usize, on);
+        if sending.is(QpFlags::ACTIVE) != on {
+            sending.set(QpFlags::ACTIVE, on);
+            self.credit.member.set_active(slot as usize, on);
         }
     }
 
     /// Marks queue pairs with nothing waiting or in flight as inactive.
     fn update_active_count(&mut self) {
         let mut at = 0;
-        while let Some(slot) = self.member.next_active(at) {
+        while let Some(slot) = self.credit.member.next_active(at) {
             at = slot + 1;
-            let Some(sending) = self.pairs.get_mut(slot).and_then(Option::as_mut) else {
+            let Some(sending) = self.pairs.get_mut(slot as u32) else {
                 continue;
             };
             if sending.queue.as_ref().is_none_or(|queue| queue.is_quiet()) {
-                sending.set(ACTIVE, false);
-                self.member.set_active(slot, false);
+                sending.set(QpFlags::ACTIVE, false);
+                self.credit.member.set_active(slot, false);
             }
         }
     }

@@ -567,5 +567,5 @@ impl ProbePath for UdPath<'_> {
     }
 }
 
-#[cfg(all(test, feature = "sim"))]
+#[cfg(all(test, feature = "soft", feature = "sim"))]
 mod tests;

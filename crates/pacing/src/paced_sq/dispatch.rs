@@ -15,7 +15,7 @@ impl PacedSq {
             return Err(PollError::Forked);
         }
         if self.is_plain {
-            return match self.flying > 0 && !out.is_empty() {
+            return match !self.in_flight.is_zero() && !out.is_empty() {
                 true => self.harvest_plainly(out),
                 false => Ok(0),
             };
@@ -26,16 +26,16 @@ impl PacedSq {
     }
 
     fn poll_any(&mut self, out: &mut [Completion]) -> Result<usize, PollError> {
-        self.posts_unpolled = 0;
+        self.calls.polled();
         let mut count = 0;
         while count < out.len()
-            && let Some((told, slot, generation)) = self.told.pop_front()
+            && let Some((told, id)) = self.kept.pop_front()
         {
-            self.retire(slot, generation, told.retires);
+            self.retire(id, told.retires);
             out[count] = told.completion;
             count += 1;
         }
-        if self.flying > 0 && count < out.len() {
+        if !self.in_flight.is_zero() && count < out.len() {
             match self.take_completions(&mut out[count..]) {
                 Ok(more) => count += more,
                 // The next poll reports the error; this one has completions to return.
@@ -43,36 +43,36 @@ impl PacedSq {
                 Err(error) => return Err(error),
             }
         }
-        if !self.row.is_empty() {
-            let now = self.gauge.now();
-            if self.limits_flight || now >= self.bucket.due() {
+        if !self.turns.waiting.is_empty() {
+            let now = self.credit.now();
+            if self.credit.is_due(now) {
                 self.pump(now);
             }
         }
-        if self.sleeps && count == 0 {
+        if self.calls.sleeps && count == 0 {
             self.push_one();
         }
-        while !self.broken.is_empty()
+        while !self.turns.broken.is_empty()
             && count < out.len()
-            && let Some((told, slot, generation)) = self.flush()
+            && let Some((told, id)) = self.flush()
         {
-            self.retire(slot, generation, told.retires);
+            self.retire(id, told.retires);
             out[count] = told.completion;
             count += 1;
         }
-        self.sleeps &= count == 0;
+        self.calls.sleeps &= count == 0;
         Ok(count)
     }
 
     /// Does the work of a poll without the program's polling. Completions are kept for the program.
     pub(crate) fn progress(&mut self, now: Instant) {
-        if self.flying > 0 {
+        if !self.in_flight.is_zero() {
             // The program's next poll gets an error here too.
             let _ = self.keep_completions();
         }
         self.pump(now);
         while let Some(flushed) = self.flush() {
-            self.told.push_back(flushed);
+            self.kept.push_back(flushed);
         }
         self.update_fast_path();
     }
@@ -80,7 +80,7 @@ impl PacedSq {
     /// Takes what the device's completion queue holds, so that completions of queue pairs that are gone do
     /// not fill it.
     pub(super) fn drain(&mut self) {
-        for _ in 0..self.depth / BATCH + 1 {
+        for _ in 0..self.in_flight.limit() / BATCH + 1 {
             if !matches!(self.keep_completions(), Ok(BATCH)) {
                 return;
             }
@@ -90,18 +90,18 @@ impl PacedSq {
     /// Takes one batch of completions and keeps them for the program's next poll. Returns how many the device
     /// had.
     fn keep_completions(&mut self) -> Result<usize, PollError> {
-        let mut found = std::mem::take(&mut self.found);
+        let mut found = std::mem::take(&mut self.buffers.completions);
         let taken = self.completions.poll(&mut found);
         if let Ok(count) = taken {
             let mut now = LazyClock::default();
             for done in &found[..count] {
                 if let Some(told) = self.land(done, &mut now) {
-                    self.told.push_back(told);
+                    self.kept.push_back(told);
                 }
             }
             self.learn(count, count < found.len(), now);
         }
-        self.found = found;
+        self.buffers.completions = found;
         taken
     }
 
@@ -121,7 +121,7 @@ impl PacedSq {
         if here > 0 && count < out.len() && (here == most || count == 0) {
             return self.harvest_on(out, count, now);
         }
-        if here == 0 || self.gauge.has_samples() {
+        if here == 0 || self.credit.feedback.has_samples() {
             self.learn(here, here < most, now);
         }
         Ok(count)
@@ -166,9 +166,9 @@ impl PacedSq {
         for at in count..count + here {
             if let Some((flying, is_told)) = self.land_plainly(&out[at]) {
                 if flying.doorbell != 0 {
-                    let cost = u64::from(flying.bytes) + self.overhead;
+                    let cost = self.credit.cost(flying.bytes.into());
                     let stamp = out[at].timestamp;
-                    self.gauge.landed(&flying, cost, stamp, now);
+                    self.credit.feedback.landed(&flying, cost, stamp, now);
                 }
                 if !is_told {
                     continue;
@@ -185,8 +185,8 @@ impl PacedSq {
                 continue;
             }
             let done = out[at];
-            if let Some((told, slot, generation)) = self.land(&done, now) {
-                self.retire(slot, generation, told.retires);
+            if let Some((told, id)) = self.land(&done, now) {
+                self.retire(id, told.retires);
                 out[told_to] = told.completion;
                 told_to += 1;
             }
@@ -196,19 +196,25 @@ impl PacedSq {
 
     fn learn(&mut self, found: usize, drained: bool, mut now: LazyClock) {
         if found == 0 {
-            self.gauge.saw_empty();
+            self.credit.feedback.saw_empty();
             return;
         }
-        let (samples, unsampled) = self.gauge.learn(&self.member, drained, &mut now);
+        let Credit {
+            feedback, member, ..
+        } = &mut self.credit;
+        let (samples, unsampled) = feedback.learn(member, drained, &mut now);
         self.counts.samples += samples;
         self.counts.unsampled += unsampled;
         if samples + unsampled == 0 {
             return;
         }
-        let now = now.get(&self.gauge);
-        if self.gauge.is_count_due(now) {
+        let now = now.get(feedback);
+        if feedback.is_count_due(now) {
             self.update_active_count();
-            self.gauge.recount(&self.member, now);
+            let Credit {
+                feedback, member, ..
+            } = &mut self.credit;
+            feedback.recount(member, now);
         }
     }
 
@@ -216,78 +222,61 @@ impl PacedSq {
     /// nothing.
     #[inline]
     fn land_plainly(&mut self, done: &Completion) -> Option<(InFlight, bool)> {
-        if done.status != Status::Success || self.limits_flight {
+        if done.status != Status::Success || self.credit.limits_flight() {
             return None;
         }
-        let (slot, generation) = (done.wr_id as u32, (done.wr_id >> 32) as u32);
-        let sending = self.pairs.get_mut(slot as usize)?.as_mut()?;
-        if sending.generation != generation {
-            return None;
-        }
+        let sending = self.pairs.identified(QpId::of(done.wr_id))?;
         let landed = sending.queue.as_mut()?.land_plainly()?;
-        self.flying -= 1;
+        self.in_flight.remove_one();
         Some(landed)
     }
 
     /// Handles any completion of the device. Returns the completion for the program, if there is one.
-    fn land(
-        &mut self,
-        done: &Completion,
-        now: &mut LazyClock,
-    ) -> Option<(ProgramCompletion, u32, u32)> {
-        let (slot, generation) = (done.wr_id as u32, (done.wr_id >> 32) as u32);
-        let sending = self.pairs.get_mut(slot as usize)?.as_mut()?;
-        if sending.generation != generation {
-            return None;
-        }
-        let queue = sending.queue.as_mut()?;
-        let (flying, told) = queue.land(done)?;
-        self.flying = self.flying.saturating_sub(1);
-        let cost = u64::from(flying.bytes) + self.overhead;
+    fn land(&mut self, done: &Completion, now: &mut LazyClock) -> Option<QpCompletion> {
+        let id = QpId::of(done.wr_id);
+        let sending = self.pairs.identified(id)?;
+        let (flying, told) = sending.queue.as_mut()?.land(done)?;
+        self.in_flight.remove(1);
+        let cost = self.credit.cost(flying.bytes.into());
+        let feedback = &mut self.credit.feedback;
         if done.status == Status::Success {
-            self.gauge.landed(&flying, cost, done.timestamp, now);
+            feedback.landed(&flying, cost, done.timestamp, now);
         } else {
-            self.gauge.gone(cost);
+            feedback.gone(cost);
             // The device flushes what is posted from now on.
-            if queue.is_waiting() && !sending.is(BROKEN) {
-                sending.set(BROKEN, true);
-                self.broken.push_back(slot);
+            if sending.is_waiting() {
+                self.turns.mark_broken(id.slot, sending);
             }
         }
         let mut told = told?;
         if !self.stamps {
             told.completion.timestamp = Instant::ZERO;
         }
-        Some((told, slot, generation))
+        Some((told, id))
     }
 
     /// Retires `count` requests of a queue pair.
-    fn retire(&mut self, slot: u32, generation: u32, count: u32) {
-        let Some(sending) = self.pairs.get_mut(slot as usize).and_then(Option::as_mut) else {
-            return;
-        };
-        if sending.generation != generation {
-            return;
-        }
-        if let Some(queue) = &mut sending.queue {
+    #[inline]
+    fn retire(&mut self, id: QpId, count: u32) {
+        let sending = self.pairs.identified(id);
+        if let Some(queue) = sending.and_then(|sending| sending.queue.as_mut()) {
             queue.retire(count);
         }
     }
 
     /// Flushes the next waiting request of some broken queue pair.
-    fn flush(&mut self) -> Option<(ProgramCompletion, u32, u32)> {
-        for _ in 0..self.broken.len() {
-            let slot = self.broken.pop_front()?;
+    fn flush(&mut self) -> Option<QpCompletion> {
+        for _ in 0..self.turns.broken.len() {
+            let slot = self.turns.broken.pop_front()?;
             let told = self.flush_one(slot);
-            let Some(sending) = self.pair(slot) else {
+            let Some(sending) = self.pairs.get_mut(slot) else {
                 continue;
             };
-            let goes_on = |queue: &RequestQueue| queue.is_waiting() || queue.flying() > 0;
-            if sending.queue.as_deref().is_some_and(goes_on) {
-                self.broken.push_back(slot);
+            if sending.is_waiting() || sending.flying() > 0 {
+                self.turns.broken.push_back(slot);
             } else {
                 // The device flushes what is posted from now on.
-                sending.set(BROKEN, false);
+                sending.set(QpFlags::BROKEN, false);
             }
             if told.is_some() {
                 return told;
@@ -297,10 +286,10 @@ impl PacedSq {
     }
 
     /// Flushes the next waiting request of one queue pair.
-    pub(super) fn flush_one(&mut self, slot: u32) -> Option<(ProgramCompletion, u32, u32)> {
-        let sending = self.pair(slot)?;
+    pub(super) fn flush_one(&mut self, slot: u32) -> Option<QpCompletion> {
+        let sending = self.pairs.get_mut(slot)?;
         let told = sending.queue.as_mut()?.flush(sending.inner.qpn())?;
-        Some((told, slot, sending.generation))
+        Some((told, sending.id(slot)))
     }
 
     /// Posts waiting requests that are due: one chain and one doorbell for each queue pair in turn.
@@ -319,40 +308,32 @@ impl PacedSq {
     /// flight.
     fn turns(&mut self, now: Instant, quiet: bool) -> bool {
         let mut any = false;
-        for _ in 0..self.row.len().min(BATCH) {
-            if self.flying >= self.depth {
+        for _ in 0..self.turns.waiting.len().min(BATCH) {
+            if self.in_flight.is_full() {
                 return true;
             }
-            let Some(slot) = self.row.pop_front() else {
+            let Some(slot) = self.turns.waiting.pop_front() else {
                 return any;
             };
-            let Some(mut sending) = self.pairs[slot as usize].take() else {
+            let Some(mut sending) = self.pairs.take(slot) else {
                 continue;
             };
-            let flies = sending
-                .queue
-                .as_ref()
-                .is_some_and(|queue| queue.flying() > 0);
-            if quiet && flies && !sending.is(BROKEN) {
-                self.pairs[slot as usize] = Some(sending);
-                self.row.push_back(slot);
+            if quiet && sending.flying() > 0 && !sending.is(QpFlags::BROKEN) {
+                self.pairs.put(slot, sending);
+                self.turns.waiting.push_back(slot);
                 continue;
             }
             let (posted, is_stopped) = self.pump_one(slot, &mut sending, now);
             any |= posted > 0;
-            let waits = sending
-                .queue
-                .as_ref()
-                .is_some_and(|queue| queue.is_waiting());
-            let goes_on = waits && !sending.is(BROKEN);
-            sending.set(IN_ROW, goes_on);
-            self.pairs[slot as usize] = Some(sending);
+            let goes_on = sending.is_waiting() && !sending.is(QpFlags::BROKEN);
+            sending.set(QpFlags::IN_ROW, goes_on);
+            self.pairs.put(slot, sending);
             if goes_on {
                 // A turn is one chain, however short. Otherwise a program that posts again as requests
                 // complete would never end its turn.
                 match is_stopped && posted == 0 {
-                    true => self.row.push_front(slot),
-                    false => self.row.push_back(slot),
+                    true => self.turns.waiting.push_front(slot),
+                    false => self.turns.waiting.push_back(slot),
                 }
             }
             if is_stopped {
@@ -367,15 +348,15 @@ impl PacedSq {
         let Some(mut queue) = sending.queue.take() else {
             return (0, false);
         };
-        if sending.is(BROKEN) {
+        if sending.is(QpFlags::BROKEN) {
             sending.queue = Some(queue);
             return (0, false);
         }
         let limit = sending.limit as usize;
         let room = limit
             .saturating_sub(queue.flying())
-            .min(self.depth - self.flying);
-        let mut scratch = std::mem::take(&mut self.scratch);
+            .min(self.in_flight.room());
+        let mut scratch = std::mem::take(&mut self.buffers.payloads);
         scratch.0.clear();
         scratch.1.clear();
         let mut plans = [None; CHAIN];
@@ -389,7 +370,7 @@ impl PacedSq {
             let planned = queue.plan(
                 &mut after,
                 self.cut,
-                |op| QpSendState::kind(flags, op),
+                |op| qp_slots::kind(flags, op),
                 &mut scratch,
             );
             let Some(planned) = planned else {
@@ -398,7 +379,7 @@ impl PacedSq {
             let is_read = planned.flying.opcode == Opcode::Read;
             // A READ has no more slices in flight than the queue pair may have READs outstanding.
             let waits = is_read && reads >= u32::from(sending.max_rd_atomic).max(1);
-            if waits || !self.pay(planned.flying.bytes.into(), &mut lazy) {
+            if waits || !self.credit.pay(planned.flying.bytes.into(), &mut lazy) {
                 is_stopped = !waits;
                 scratch.0.truncate(mark.0);
                 scratch.1.truncate(mark.1);
@@ -412,7 +393,7 @@ impl PacedSq {
             0 => 0,
             _ => self.post_planned(slot, sending, &mut queue, &plans[..count], &scratch, now),
         };
-        self.scratch = scratch;
+        self.buffers.payloads = scratch;
         sending.queue = Some(queue);
         self.push_broken(slot, sending, now);
         (taken, is_stopped)
@@ -422,23 +403,24 @@ impl PacedSq {
     /// sleeping program. The other waiting requests are flushed as the program polls. No credit is paid, as
     /// nothing is sent.
     pub(super) fn push_broken(&mut self, slot: u32, sending: &mut QpSendState, now: Instant) {
-        if !sending.is(BROKEN) {
+        if !sending.is(QpFlags::BROKEN) {
             return;
         }
         let Some(mut queue) = sending.queue.take() else {
             return;
         };
         if queue.flying() == 0 {
-            let mut scratch = std::mem::take(&mut self.scratch);
+            let mut scratch = std::mem::take(&mut self.buffers.payloads);
             scratch.0.clear();
             scratch.1.clear();
             let kind = |_: &SendOp| Kind::at(0);
             let first = queue.plan(&mut PlanPosition::default(), self.cut, kind, &mut scratch);
             if let Some(planned) = first {
-                self.gauge.admit(self.cost(planned.flying.bytes.into()));
+                let cost = self.credit.cost(planned.flying.bytes.into());
+                self.credit.feedback.admit(cost);
                 self.post_planned(slot, sending, &mut queue, &[first], &scratch, now);
             }
-            self.scratch = scratch;
+            self.buffers.payloads = scratch;
         }
         sending.queue = Some(queue);
     }
@@ -450,13 +432,13 @@ impl PacedSq {
         slot: u32,
         sending: &mut QpSendState,
         queue: &mut RequestQueue,
-        plans: &[Option<crate::request_queue::PlannedSlice>],
+        plans: &[Option<PlannedSlice>],
         scratch: &(Vec<Sge>, Vec<u8>),
         now: Instant,
     ) -> usize {
-        let number = u64::from(sending.generation) << 32 | u64::from(slot);
-        let request = |planned: &crate::request_queue::PlannedSlice| SendWr {
-            wr_id: number,
+        let wr_id = sending.id(slot).wr_id();
+        let request = |planned: &PlannedSlice| SendWr {
+            wr_id,
             op: planned.op,
             payload: match planned.bytes {
                 Some((from, to)) => Payload::Inline(&scratch.1[from..to]),
@@ -489,17 +471,18 @@ impl PacedSq {
             return taken;
         };
         for planned in plans[taken..].iter().flatten() {
-            match sending.is(BROKEN) {
-                true => self.gauge.gone(self.cost(planned.flying.bytes.into())),
-                false => self.unpay(planned.flying.bytes.into()),
+            let len = planned.flying.bytes.into();
+            match sending.is(QpFlags::BROKEN) {
+                true => self.credit.feedback.gone(self.credit.cost(len)),
+                false => self.credit.unpay(len),
             }
         }
-        if error.kind != PostErrorKind::QueueFull && !sending.is(BROKEN) {
+        if error.kind != PostErrorKind::QueueFull && !sending.is(QpFlags::BROKEN) {
             // The request was legal when it was deferred: the queue pair has changed, or the device has
             // failed.
             let error = headworks_verbs::QpAttr::to_state(QpState::Error);
             let _ = sending.inner.modify(&error);
-            self.breaks(slot, sending);
+            self.turns.mark_broken(slot, sending);
         }
         taken
     }
@@ -508,30 +491,32 @@ impl PacedSq {
     /// program, if it must. Without one, makes sure that a request whose completion wakes the program is in
     /// flight until a poll finds something.
     pub(crate) fn before_sleep(&mut self, has_timer: bool) -> Option<Duration> {
-        let now = self.gauge.now();
-        for _ in 0..=self.row.len() / BATCH {
+        let now = self.credit.now();
+        for _ in 0..=self.turns.waiting.len() / BATCH {
             self.pump(now);
         }
         if !has_timer {
-            self.sleeps = true;
+            self.calls.sleeps = true;
             self.push_one();
             return None;
         }
         // A request that is due and was not posted waits for completions, which wake the program.
-        let due = self.due().filter(|due| *due > now || self.flying == 0)?;
+        let due = self
+            .due()
+            .filter(|due| *due > now || self.in_flight.is_zero())?;
         Some(due.since(now).max(NAP))
     }
 
     /// If nothing is in flight, posts one request before it is due, on credit that is then owed.
     pub(super) fn push_one(&mut self) {
-        if self.flying > 0 {
+        if !self.in_flight.is_zero() {
             return;
         }
-        let first = self.row.front().map(|slot| &self.pairs[*slot as usize]);
-        let first = first.and_then(|pair| pair.as_ref()?.queue.as_ref());
+        let first = self.turns.waiting.front();
+        let first = first.and_then(|slot| self.pairs.get(*slot)?.queue.as_ref());
         if let Some(len) = first.and_then(|queue| queue.next_len(self.cut)) {
-            let now = self.gauge.now();
-            self.bucket.borrow(self.cost(len));
+            let now = self.credit.now();
+            self.credit.borrow(len);
             self.pump(now);
         }
     }

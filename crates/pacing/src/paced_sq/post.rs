@@ -20,44 +20,43 @@ impl PacedSq {
     #[inline]
     fn post_one(&mut self, slot: u32, wr: &SendWr<'_>) -> Option<Result<(), PostError>> {
         let len = wr.payload.len();
-        if !self.is_plain || len > self.cut.slice || self.flying >= self.depth {
+        if !self.is_plain || len > self.cut.slice || self.in_flight.is_full() {
             return None;
         }
-        let sending = self.pairs.get_mut(slot as usize)?.as_mut()?;
+        let sending = self.pairs.get_mut(slot)?;
+        let id = sending.id(slot);
         let queue = sending.queue.as_mut()?;
         // No queue pair has waiting requests, as `is_plain` says. A request that was cut takes several
         // entries of the device's queue and one of the program's, so either may be full first.
         let limit = sending.limit;
         let is_full = queue.outstanding() >= limit || queue.flying() >= limit as usize;
-        if sending.flags & ACTIVE == 0 || is_full {
+        if !sending.flags.contains(QpFlags::ACTIVE) || is_full {
             return None;
         }
         let mut now = LazyClock::default();
-        if self.gauge.measures_next() {
-            now.get(&self.gauge);
+        if self.credit.feedback.measures_next() {
+            now.get(&self.credit.feedback);
         }
-        let cost = len + self.overhead;
-        if !self.bucket.pay(cost) {
-            let at = now.get(&self.gauge);
-            if !self.bucket.pay_anew(cost, &self.member, &self.config, at) {
+        let cost = self.credit.cost(len);
+        if !self.credit.pay_from_bucket(cost) {
+            if !self.credit.pay_anew(cost, &mut now) {
                 return None;
             }
-            self.is_plain = !self.bucket.is_limited(self.line_rate);
+            self.is_plain = !self.credit.is_limited();
         }
-        let number = u64::from(sending.generation) << 32 | u64::from(slot);
         let posted = sending
             .inner
-            .post_send_with_wr_id(number, std::slice::from_ref(wr));
+            .post_send_with_wr_id(id.wr_id(), std::slice::from_ref(wr));
         if posted.is_err() {
-            self.bucket.give_back(cost);
+            self.credit.unpay(len);
             return Some(posted);
         }
         let doorbell = now.known().map_or(0, Instant::nanos);
         queue.fly(flying_of(wr, len, sending.flags, doorbell));
-        self.flying += 1;
+        self.in_flight.add(1);
         self.counts.posted += 1;
         self.counts.doorbells += 1;
-        self.gauge.posted(1, now);
+        self.credit.feedback.posted(1, now);
         Some(posted)
     }
 
@@ -65,19 +64,20 @@ impl PacedSq {
         if self.is_forked() {
             return Err(PostErrorKind::Forked.at(0));
         }
-        let Some(mut sending) = self.pairs[slot as usize].take() else {
+        let Some(mut sending) = self.pairs.take(slot) else {
             return Err(PostErrorKind::Device.at(0));
         };
         let mut now = LazyClock::default();
-        if self.gauge.measures(wrs.len(), self.is_limited()) {
-            now.get(&self.gauge);
+        let is_limited = self.is_limited();
+        if self.credit.feedback.measures(wrs.len(), is_limited) {
+            now.get(&self.credit.feedback);
         }
         let posted = self.post_on(slot, &mut sending, wrs, &mut now);
-        self.pairs[slot as usize] = Some(sending);
+        self.pairs.put(slot, sending);
         if self.waits() {
-            let now = now.get(&self.gauge);
+            let now = now.get(&self.credit.feedback);
             self.go_on(now);
-            if self.sleeps {
+            if self.calls.sleeps {
                 self.push_one();
             }
         }
@@ -88,12 +88,11 @@ impl PacedSq {
     /// Posts what is due now. Completions are rarely polled here, since the program does that unless it only
     /// posts.
     fn go_on(&mut self, now: Instant) {
-        self.posts_unpolled += 1;
-        let is_full = self.flying >= self.depth;
-        if is_full || !self.broken.is_empty() || self.posts_unpolled >= UNPOLLED_MAX {
-            self.posts_unpolled = 0;
+        let is_unpolled = self.calls.posted();
+        if is_unpolled || self.in_flight.is_full() || !self.turns.broken.is_empty() {
+            self.calls.polled();
             self.progress(now);
-        } else if self.limits_flight || now >= self.bucket.due() {
+        } else if self.credit.is_due(now) {
             self.pump(now);
         }
     }
@@ -101,7 +100,7 @@ impl PacedSq {
     /// Updates whether the fast paths apply: nothing waits, no completion is kept, and the rate is the line
     /// rate.
     pub(super) fn update_fast_path(&mut self) {
-        self.is_plain = !self.limits_flight && self.told.is_empty() && !self.is_limited();
+        self.is_plain = !self.credit.limits_flight() && self.kept.is_empty() && !self.is_limited();
     }
 
     /// Whether the fast paths apply. Then nothing waits.
@@ -122,7 +121,7 @@ impl PacedSq {
         }
         let mut queue = match sending.queue.take() {
             Some(queue) => queue,
-            None => self.kept.pop().unwrap_or_default(),
+            None => self.buffers.queue(),
         };
         let mut at = 0;
         let mut posted = Ok(());
@@ -140,8 +139,8 @@ impl PacedSq {
             self.set_active(slot, sending, true);
         }
         sending.queue = Some(queue);
-        if sending.is(BROKEN) {
-            let now = now.get(&self.gauge);
+        if sending.is(QpFlags::BROKEN) {
+            let now = now.get(&self.credit.feedback);
             self.push_broken(slot, sending, now);
         }
         posted
@@ -161,13 +160,11 @@ impl PacedSq {
         let first = *at;
         // New requests stay behind waiting ones. Otherwise they could take all credit, and a long request
         // would never go.
-        if queue.is_waiting() || sending.is(BROKEN) || !self.row.is_empty() {
+        if queue.is_waiting() || sending.is(QpFlags::BROKEN) || !self.turns.waiting.is_empty() {
             return Ok(());
         }
         let limit = sending.limit as usize;
-        let room =
-            (limit - queue.flying().min(limit)).min(self.depth - self.flying.min(self.depth));
-        let number = u64::from(sending.generation) << 32 | u64::from(slot);
+        let room = (limit - queue.flying().min(limit)).min(self.in_flight.room());
         let wrs_left = &wrs[first..];
         let allowed = room.min(limit.saturating_sub(queue.outstanding() as usize));
         let most = wrs_left.len().min(CHAIN).min(allowed);
@@ -179,19 +176,20 @@ impl PacedSq {
         if count == 0 {
             return Ok(());
         }
+        let wr_id = sending.id(slot).wr_id();
         let posted = sending
             .inner
-            .post_send_with_wr_id(number, &wrs_left[..count]);
+            .post_send_with_wr_id(wr_id, &wrs_left[..count]);
         let taken = posted.as_ref().map_or_else(|error| error.index, |()| count);
         let doorbell = now.known().map_or(0, Instant::nanos);
-        let all = self.is_limited() || self.gauge.measures_all();
+        let all = self.is_limited() || self.credit.feedback.measures_all();
         for (at, wr) in wrs[first..first + taken].iter().enumerate() {
             // Unless all are measured, the last of a chain is: it waits for the others.
             let doorbell = if all || at + 1 == taken { doorbell } else { 0 };
             queue.fly(flying_of(wr, wr.payload.len(), sending.flags, doorbell));
         }
         for wr in &wrs[first + taken..first + count] {
-            self.unpay(wr.payload.len());
+            self.credit.unpay(wr.payload.len());
         }
         self.took_off(taken, *now);
         *at += taken;
@@ -200,10 +198,10 @@ impl PacedSq {
 
     #[inline]
     pub(super) fn took_off(&mut self, count: usize, now: LazyClock) {
-        self.flying += count;
+        self.in_flight.add(count);
         self.counts.posted += count as u64;
         self.counts.doorbells += 1;
-        self.gauge.posted(count as u64, now);
+        self.credit.feedback.posted(count as u64, now);
     }
 
     /// Defers the rest of a chain, up to the first illegal request.
@@ -218,7 +216,7 @@ impl PacedSq {
         let state = sending.inner.state();
         let limit = sending.limit;
         let allowed = QpLimits {
-            qp_type: match sending.is(DATAGRAM) {
+            qp_type: match sending.is(QpFlags::DATAGRAM) {
                 true => headworks_verbs::QpType::Ud,
                 false => headworks_verbs::QpType::Rc,
             },
@@ -237,31 +235,18 @@ impl PacedSq {
                 result = Err(kind.at(index));
                 break;
             }
-            let is_signaled = sending.is(SIGNAL_ALL) || wr.flags.contains(SendFlags::SIGNALED);
+            let is_signaled =
+                sending.is(QpFlags::SIGNAL_ALL) || wr.flags.contains(SendFlags::SIGNALED);
             queue.wait(wr, is_signaled);
             self.counts.deferred += 1;
         }
         if state == QpState::Error && queue.is_waiting() {
-            self.breaks(slot, sending);
+            self.turns.mark_broken(slot, sending);
         }
-        if queue.is_waiting() && !sending.is(IN_ROW) {
-            sending.set(IN_ROW, true);
-            self.row.push_back(slot);
+        if queue.is_waiting() {
+            self.turns.enqueue(slot, sending);
         }
         result
-    }
-
-    pub(super) fn cost(&self, len: u64) -> u64 {
-        len + self.overhead
-    }
-
-    /// Returns what was paid for a request that was not posted.
-    pub(super) fn unpay(&mut self, len: u64) {
-        let cost = self.cost(len);
-        match self.limits_flight {
-            true => self.gauge.gone(cost),
-            false => self.bucket.give_back(cost),
-        }
     }
 
     /// Pays for a request that may be posted now, whole. Returns whether it may.
@@ -270,32 +255,18 @@ impl PacedSq {
         let len = wr.payload.len();
         // A request that may be cut is deferred first, which checks it: an illegal request must not make
         // others wait.
-        len <= self.cut.slice && self.pay(len, now)
-    }
-
-    /// Pays for a request of `len` bytes if it may be posted now. Returns whether it may.
-    #[inline]
-    pub(super) fn pay(&mut self, len: u64, now: &mut LazyClock) -> bool {
-        let cost = self.cost(len);
-        if self.limits_flight {
-            return self.gauge.admits(cost, &self.member);
-        }
-        if self.bucket.pay(cost) {
-            return true;
-        }
-        let now = now.get(&self.gauge);
-        self.bucket.pay_anew(cost, &self.member, &self.config, now)
+        len <= self.cut.slice && self.credit.pay(len, now)
     }
 
     /// Whether requests wait, or would wait if there were more of them.
     fn is_limited(&self) -> bool {
-        self.waits() || self.bucket.is_limited(self.line_rate)
+        self.waits() || self.credit.is_limited()
     }
 }
 
 /// Record of a request that is posted whole.
 #[inline(always)]
-fn flying_of(wr: &SendWr<'_>, len: u64, flags: u8, doorbell: u64) -> InFlight {
+fn flying_of(wr: &SendWr<'_>, len: u64, flags: QpFlags, doorbell: u64) -> InFlight {
     InFlight {
         wr_id: wr.wr_id,
         doorbell,
@@ -305,9 +276,9 @@ fn flying_of(wr: &SendWr<'_>, len: u64, flags: u8, doorbell: u64) -> InFlight {
         // The kind matters only for a request that is measured.
         kind: match doorbell {
             0 => Kind::at(0),
-            _ => QpSendState::kind(flags, &wr.op),
+            _ => qp_slots::kind(flags, &wr.op),
         },
         is_last: true,
-        is_signaled: flags & SIGNAL_ALL != 0 || wr.flags.contains(SendFlags::SIGNALED),
+        is_signaled: flags.contains(QpFlags::SIGNAL_ALL) || wr.flags.contains(SendFlags::SIGNALED),
     }
 }
