@@ -63,5 +63,5 @@ pub use registry::{
 pub use segment::{HugePages, PageKind, SegmentError, SegmentRequest, SharedSegment};
 pub use sender_row::{SenderLife, SenderRow};
 pub use slot_queue::{ShmSafe, SingleConsumer, SingleProducer, SlotError, SlotQueue, SlotQueueRef};
-pub use view::{CursorRef, EventCountRef, OutOfBounds, View, WordRef, WordsRef};
+pub use view::{CursorRef, EventCountRef, MappedRef, OutOfBounds, View, WordRef, WordsRef};
 pub use wake_pipe::{WakePipe, WakeSender};

@@ -122,49 +122,34 @@ impl View {
     /// Returns the cursor at `offset`, a multiple of 8.
     #[inline]
     pub fn cursor(&self, offset: usize) -> Result<&Cursor, OutOfBounds> {
-        let at = self.at_typed::<Cursor>(offset)?;
-        // SAFETY: it is in bounds, aligned and alive as long as `self`, and any 8 bytes are a cursor.
-        Ok(unsafe { at.as_ref() })
+        self.value(offset)
     }
 
     /// Returns the cursor at `offset`, a multiple of 8, as a pointer that keeps the memory mapped.
     pub fn cursor_ref(&self, offset: usize) -> Result<CursorRef, OutOfBounds> {
-        Ok(CursorRef {
-            at: self.at_typed(offset)?,
-            view: self.clone(),
-        })
+        self.value_ref(offset)
     }
 
     /// Returns the event count at `offset`, a multiple of 4.
     #[inline]
     pub fn event_count(&self, offset: usize) -> Result<&EventCount, OutOfBounds> {
-        let at = self.at_typed::<EventCount>(offset)?;
-        // SAFETY: it is in bounds, aligned and alive as long as `self`, and any 4 bytes are an event count.
-        Ok(unsafe { at.as_ref() })
+        self.value(offset)
+    }
+
+    /// Returns the event count at `offset`, a multiple of 4, as a pointer that keeps the memory mapped.
+    pub fn event_count_ref(&self, offset: usize) -> Result<EventCountRef, OutOfBounds> {
+        self.value_ref(offset)
     }
 
     /// Returns the word at `offset`, a multiple of 8.
     #[inline]
     pub fn atomic_u64(&self, offset: usize) -> Result<&AtomicU64, OutOfBounds> {
-        let at = self.at_typed::<AtomicU64>(offset)?;
-        // SAFETY: it is in bounds, aligned and alive as long as `self`, and any 8 bytes are a word.
-        Ok(unsafe { at.as_ref() })
+        self.value(offset)
     }
 
     /// Returns the word at `offset`, a multiple of 8, as a pointer that keeps the memory mapped.
     pub fn word_ref(&self, offset: usize) -> Result<WordRef, OutOfBounds> {
-        Ok(WordRef {
-            at: self.at_typed(offset)?,
-            view: self.clone(),
-        })
-    }
-
-    /// Returns the event count at `offset`, as a pointer that keeps the memory mapped.
-    pub fn event_count_ref(&self, offset: usize) -> Result<EventCountRef, OutOfBounds> {
-        Ok(EventCountRef {
-            at: NonNull::from(self.event_count(offset)?),
-            view: self.clone(),
-        })
+        self.value_ref(offset)
     }
 
     /// Returns all words of the view, which begins at a multiple of 8, as a pointer that keeps the memory mapped.
@@ -237,10 +222,10 @@ impl View {
     }
 
     #[inline(always)]
-    fn at_typed<T>(&self, offset: usize) -> Result<NonNull<T>, OutOfBounds> {
+    fn value<T: SharedValue>(&self, offset: usize) -> Result<&T, OutOfBounds> {
+        let (len, align) = (size_of::<T>(), align_of::<T>());
         if MODELLED {
             // Loom's types do not have the layout that other processes see.
-            let (len, align) = (size_of::<T>(), align_of::<T>());
             return Err(OutOfBounds {
                 offset,
                 len,
@@ -248,9 +233,32 @@ impl View {
                 available: 0,
             });
         }
-        Ok(self.at(offset, size_of::<T>(), align_of::<T>())?.cast())
+        let at = self.at(offset, len, align)?.cast::<T>();
+        // SAFETY: it is in bounds, aligned and alive as long as `self`, and any bytes are a `SharedValue`.
+        Ok(unsafe { at.as_ref() })
+    }
+
+    fn value_ref<T: SharedValue>(&self, offset: usize) -> Result<MappedRef<T>, OutOfBounds> {
+        Ok(MappedRef {
+            at: NonNull::from(self.value::<T>(offset)?),
+            view: self.clone(),
+        })
     }
 }
+
+/// A type whose values lie in shared memory.
+///
+/// # Safety
+///
+/// It consists of atomics only, so that other processes may change it at any time, and any bytes are a value of it.
+unsafe trait SharedValue {}
+
+// SAFETY: it is an atomic integer.
+unsafe impl SharedValue for AtomicU64 {}
+// SAFETY: it is transparent over an atomic integer.
+unsafe impl SharedValue for Cursor {}
+// SAFETY: it is transparent over an atomic integer.
+unsafe impl SharedValue for EventCount {}
 
 impl From<Arc<SharedSegment>> for View {
     /// Makes a view of the whole payload of a segment.
@@ -271,72 +279,49 @@ impl fmt::Debug for View {
     }
 }
 
-/// A cursor in shared memory that keeps the memory mapped.
-#[derive(Clone, Debug)]
-pub struct CursorRef {
-    at: NonNull<Cursor>,
-    #[expect(dead_code, reason = "keeps the memory mapped")]
+/// A reference to a value in shared memory. It keeps the memory mapped.
+pub struct MappedRef<T> {
+    /// Within `view`, and aligned.
+    at: NonNull<T>,
     view: View,
 }
 
-// SAFETY: it is a reference to an atomic that its own view keeps alive.
-unsafe impl Send for CursorRef {}
-// SAFETY: as above.
-unsafe impl Sync for CursorRef {}
-
-impl Deref for CursorRef {
-    type Target = Cursor;
-
-    #[inline(always)]
-    fn deref(&self) -> &Cursor {
-        // SAFETY: the pointer was checked when made, and the view keeps it mapped.
-        unsafe { self.at.as_ref() }
-    }
-}
+/// A cursor in shared memory that keeps the memory mapped.
+pub type CursorRef = MappedRef<Cursor>;
 
 /// A word in shared memory that keeps the memory mapped.
-#[derive(Clone, Debug)]
-pub struct WordRef {
-    at: NonNull<AtomicU64>,
-    #[expect(dead_code, reason = "keeps the memory mapped")]
-    view: View,
-}
+pub type WordRef = MappedRef<AtomicU64>;
 
-// SAFETY: it is a reference to an atomic that its own view keeps alive.
-unsafe impl Send for WordRef {}
-// SAFETY: as above.
-unsafe impl Sync for WordRef {}
+/// An event count in shared memory that keeps the memory mapped.
+pub type EventCountRef = MappedRef<EventCount>;
 
-impl Deref for WordRef {
-    type Target = AtomicU64;
+// SAFETY: it is a shared reference, which may be sent if `T` is `Sync`, and a view, which may be sent.
+unsafe impl<T: Sync> Send for MappedRef<T> {}
+// SAFETY: it gives out shared references only, which threads may share if `T` is `Sync`.
+unsafe impl<T: Sync> Sync for MappedRef<T> {}
+
+impl<T> Deref for MappedRef<T> {
+    type Target = T;
 
     #[inline(always)]
-    fn deref(&self) -> &AtomicU64 {
+    fn deref(&self) -> &T {
         // SAFETY: the pointer was checked when made, and the view keeps it mapped.
         unsafe { self.at.as_ref() }
     }
 }
 
-/// An event count in shared memory that keeps the memory mapped.
-#[derive(Clone, Debug)]
-pub struct EventCountRef {
-    at: NonNull<EventCount>,
-    #[expect(dead_code, reason = "keeps the memory mapped")]
-    view: View,
+impl<T> Clone for MappedRef<T> {
+    fn clone(&self) -> Self {
+        Self {
+            at: self.at,
+            view: self.view.clone(),
+        }
+    }
 }
 
-// SAFETY: it is a reference to an atomic that its own view keeps alive.
-unsafe impl Send for EventCountRef {}
-// SAFETY: as above.
-unsafe impl Sync for EventCountRef {}
-
-impl Deref for EventCountRef {
-    type Target = EventCount;
-
-    #[inline(always)]
-    fn deref(&self) -> &EventCount {
-        // SAFETY: the pointer was checked when made, and the view keeps it mapped.
-        unsafe { self.at.as_ref() }
+impl<T: fmt::Debug> fmt::Debug for MappedRef<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        (**self).fmt(f)
     }
 }
 
