@@ -18,11 +18,14 @@ use crate::qp_group::QpRole;
 /// |---|---|
 /// | 1 | streams |
 /// | 2 | memory that is exported, and one-sided operations on it |
-pub const VERSION: u16 = 2;
+/// | 3 | questions whether the other daemon still runs |
+pub const VERSION: u16 = 3;
 /// Oldest protocol version that this daemon still understands: see [`VERSION`].
 pub const VERSION_OLDEST: u16 = 1;
 /// The first version that has exported memory.
 pub const EXPORTS_SINCE: u16 = 2;
+/// The first version that has [`Message::Ping`].
+pub const PING_SINCE: u16 = 3;
 /// Length of the longest message in bytes.
 pub const MESSAGE_MAX: usize = 4096;
 /// Length of the longest piece of a bring-up in bytes.
@@ -149,6 +152,10 @@ pub enum Message {
         /// Number of the connecting end.
         number: Vqpn,
     },
+    /// Question whether the other daemon still runs. Only from version [`PING_SINCE`] on.
+    Ping,
+    /// Answer to [`Message::Ping`].
+    Pong,
     /// Answer to [`Message::Accept`]: the connecting side has no end.
     Cancel {
         /// Domain of the accepted end.
@@ -229,6 +236,8 @@ impl Message {
             } => offer(Encoder::of(8).u32(domain.0).u32(number.bits()), of),
             Self::Cancel { domain, number } => Encoder::of(9).u32(domain.0).u32(number.bits()),
             Self::Missed { domain, number } => Encoder::of(11).u32(domain.0).u32(number.bits()),
+            Self::Ping => Encoder::of(14),
+            Self::Pong => Encoder::of(15),
         }
         .finish()
     }
@@ -316,6 +325,8 @@ impl Message {
                 domain: DomainId(of.u32()?),
                 number: Vqpn::from_bits(of.u32()?),
             },
+            14 => Self::Ping,
+            15 => Self::Pong,
             10 => Self::Goodbye {
                 why: Refusal::from_code(of.u8()?)?,
             },
@@ -392,6 +403,8 @@ mod tests {
             },
             Message::Cancel { domain, number },
             Message::Missed { domain, number },
+            Message::Ping,
+            Message::Pong,
         ];
         for message in all {
             let bytes = message.encode();

@@ -30,9 +30,11 @@ mod applications;
 mod connect_timeout;
 mod connects;
 mod handshake;
+mod peer_timeout;
 mod shutdown;
 
 use connects::UnprovenConnections;
+use peer_timeout::PeerWatch;
 
 /// An action that the daemon requests from its event loop.
 pub enum Output {
@@ -221,6 +223,8 @@ struct Peer {
     called: Option<IpAddr>,
     /// Worker that carries the links to the other daemon.
     worker: WorkerId,
+    /// Set while the other daemon has to react to something.
+    watch: Option<PeerWatch>,
     wishes: Slab<PendingConnect>,
     accepted: BTreeMap<(DomainId, Vqpn), PendingAccept>,
 }
@@ -275,6 +279,8 @@ pub struct Daemon {
     has_new_requests: bool,
     /// The earliest time limit of a connect request.
     requests_until: Option<Instant>,
+    /// The earliest time at which to look at a daemon that has to react to something.
+    watches_until: Option<Instant>,
     steps: u32,
     /// Last number given to a session or a peer.
     numbers: u64,
@@ -313,6 +319,7 @@ impl Daemon {
             now: Instant::ZERO,
             has_new_requests: false,
             requests_until: None,
+            watches_until: None,
             steps: 0,
             numbers: 0,
             outputs: VecDeque::new(),
@@ -333,7 +340,10 @@ impl Daemon {
     pub fn next_timeout(&self) -> Option<Instant> {
         match self.has_new_requests {
             true => Some(self.now),
-            false => self.requests_until,
+            false => [self.requests_until, self.watches_until]
+                .into_iter()
+                .flatten()
+                .min(),
         }
     }
 
@@ -441,6 +451,7 @@ impl Daemon {
         self.now = cx.now();
         if self.next_timeout().is_some_and(|at| at <= self.now) {
             self.give_up_requests();
+            self.look_at_peers();
         }
         self.steps = self.steps.wrapping_add(1);
         if self.steps.is_multiple_of(EVENTS_EVERY) {
@@ -622,6 +633,10 @@ impl Daemon {
                         bytes,
                     };
                     (group, message)
+                }
+                domain::Output::AwaitsPeer { peer } => {
+                    self.watch_peer(PeerId(peer));
+                    continue;
                 }
                 domain::Output::QpGroupProven { group } => {
                     settled.push((at, group));

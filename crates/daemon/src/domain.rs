@@ -70,6 +70,12 @@ pub enum Output {
         /// Key of the group.
         group: QpGroupKey,
     },
+    /// The other side's daemon has to react to something, and may be stopped or gone: see
+    /// [`Domain::awaited`].
+    AwaitsPeer {
+        /// Number of the other side's daemon.
+        peer: u64,
+    },
     /// Tell the other side that a group has failed.
     QpGroupDown {
         /// Key of the group.
@@ -224,6 +230,7 @@ pub struct Domain {
     /// Groups that have something to do.
     active: Vec<usize>,
     copied: u64,
+    steps: u32,
 }
 
 /// Maximum number of completions polled at a time.
@@ -281,6 +288,7 @@ impl Domain {
             completions: vec![Completion::default(); POLL],
             active: Vec::new(),
             copied: 0,
+            steps: 0,
         })
     }
 
@@ -323,6 +331,7 @@ impl Domain {
 
     /// Arms the wake-ups of the domain. See [`Daemon::arm`](crate::Daemon::arm).
     pub fn arm(&mut self) {
+        self.watch_peers();
         self.load.arm();
         self.cq.arm(false);
         for (_, session) in &self.sessions {

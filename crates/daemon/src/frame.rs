@@ -65,6 +65,16 @@ pub enum Kind {
 }
 
 impl Kind {
+    /// Whether the daemon that gets such a frame has to do something for its sender: to take bytes, or to answer.
+    pub(crate) fn wants_reaction(self) -> bool {
+        match self {
+            Self::Data | Self::Wrote | Self::Offer | Self::Atomic => true,
+            Self::Export | Self::Revoke | Self::End => true,
+            Self::Tell | Self::Window | Self::Fetched | Self::Revoked | Self::Answer => false,
+            Self::Reset | Self::Closed => false,
+        }
+    }
+
     const ALL: [Self; 14] = [
         Self::Tell,
         Self::Data,

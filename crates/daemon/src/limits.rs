@@ -62,6 +62,10 @@ pub struct DaemonLimits {
     pub memory_each: u64,
     /// Most ports that an application may listen at. Default 1,024.
     pub listeners_each: u32,
+    /// Seconds without a sign of life after which another host's daemon that has to react to something counts as
+    /// unreachable, 0 to 86,400; 0 waits for ever. It is noticed after once to one and a half times as long. Default
+    /// 10.
+    pub peer_timeout: u32,
     /// For debugging: fills free shared memory with a pattern, and checks before it is used again whether the
     /// pattern was overwritten ([`ObjectCounts::overwritten`](crate::ObjectCounts::overwritten)). Costs a
     /// pass over the memory each time. Default no.
@@ -107,6 +111,7 @@ impl Default for DaemonLimits {
             connections_each: 16_384,
             memory_each: 1 << 30,
             listeners_each: 1024,
+            peer_timeout: 10,
             poison: false,
         }
     }
@@ -225,7 +230,7 @@ impl DaemonLimits {
         }
     }
 
-    fn numbers(&self) -> [(&'static str, u64, AllowedRange); 22] {
+    fn numbers(&self) -> [(&'static str, u64, AllowedRange); 23] {
         use AllowedRange::{Between, Power};
         let of = |key, value: u32, legal| (key, value.into(), legal);
         let frame = Between(FRAME_MIN.into(), FRAME_MAX.into());
@@ -262,6 +267,7 @@ impl DaemonLimits {
             ),
             ("memory_each", self.memory_each, Between(1 << 16, 1 << 42)),
             of("listeners_each", self.listeners_each, Between(1, 65_535)),
+            of("peer_timeout", self.peer_timeout, Between(0, 86_400)),
         ]
     }
 }

@@ -99,6 +99,10 @@ pub struct QpGroup {
     body_max: usize,
     /// Whether a frame was carried, in either direction.
     pub(crate) has_carried: bool,
+    /// Whether something was sent that the peer's daemon must react to, and no frame of the peer came since.
+    pub(crate) awaits_peer: bool,
+    /// Whether control was told of that, and has not looked since.
+    pub(crate) is_watched: bool,
 }
 
 impl QpGroup {
@@ -120,6 +124,8 @@ impl QpGroup {
             peer_load: 0,
             body_max: 0,
             has_carried: false,
+            awaits_peer: false,
+            is_watched: false,
         }
     }
 
@@ -269,6 +275,7 @@ impl QpGroup {
         body: usize,
         then: OnCompletion,
     ) {
+        self.awaits_peer |= header.kind.wants_reaction();
         let header = Header {
             promised: self.credit.send(),
             ..header

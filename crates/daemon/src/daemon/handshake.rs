@@ -53,6 +53,7 @@ impl Daemon {
             other: None,
             called,
             worker: WorkerId::FIRST,
+            watch: None,
             wishes: Slab::new(),
             accepted: Default::default(),
         };
@@ -449,6 +450,8 @@ impl Daemon {
             | Message::Challenge { .. }
             | Message::Prove { .. }
             | Message::Goodbye { .. } => return None,
+            Message::Ping => self.say(peer, &Message::Pong),
+            Message::Pong => self.is_alive(peer),
             Message::QpGroupWanted { between, known } => {
                 let opens = self.opens(peer);
                 let at = self.part_towards(peer, between.to).filter(|_| opens)?;

@@ -43,6 +43,7 @@ impl Domain {
         let more = self.receive_shares.used(group.credit.outstanding());
         group.credit.promise(more);
         group.peer_load = header.load;
+        group.awaits_peer = false;
         self.prove(at);
         self.activate(at);
         if header.kind == Kind::Tell {

@@ -7,7 +7,7 @@ use headworks_runtime::ActorContext;
 use headworks_shm::ordered_copy::prefetch_object;
 use headworks_verbs::Status;
 
-use super::{Domain, DomainError};
+use super::{Domain, DomainError, Output};
 use crate::egress::SendStep;
 use crate::qp_group::QpRole;
 use crate::send_queue::OnCompletion;
@@ -20,6 +20,8 @@ const TURNS: usize = 32;
 /// Bytes of WRITEs and offers that a group begins in one step, and likewise of READs. The bound keeps short
 /// messages from waiting.
 const MOVED: u32 = 128 << 10;
+/// Steps between two looks at what peers have to react to, in a domain that never sleeps.
+const WATCH_EVERY: u32 = 1 << 14;
 
 impl Domain {
     /// Does a bounded amount of work and returns whether there was any.
@@ -39,7 +41,40 @@ impl Domain {
             cx.copied(std::mem::take(&mut self.copied));
         }
         self.load.step(was_busy);
+        self.steps = self.steps.wrapping_add(1);
+        if self.steps.is_multiple_of(WATCH_EVERY) {
+            self.watch_peers();
+        }
         Ok(was_busy)
+    }
+
+    /// Tells control of peers whose daemon has to react to something. Control looks after a while whether it has.
+    pub(super) fn watch_peers(&mut self) {
+        for (_, entry) in &mut self.groups {
+            let group = &mut entry.group;
+            if group.awaits_peer && !std::mem::replace(&mut group.is_watched, true) {
+                let peer = entry.key.peer;
+                self.outputs.push_back(Output::AwaitsPeer { peer });
+            }
+        }
+    }
+
+    /// Returns whether a peer's daemon still has to react to something, and how many frames came from it.
+    pub fn awaited(&self, peer: u64) -> (bool, u64) {
+        let of_peer = self.groups.iter().filter(|(_, one)| one.key.peer == peer);
+        of_peer.fold((false, 0), |(awaits, came), (_, one)| {
+            let group = &one.group;
+            (awaits | group.awaits_peer, came + group.credit.got())
+        })
+    }
+
+    /// Notes that a peer's daemon is alive. If it has to react to something that is sent later, control is told anew.
+    pub fn is_alive(&mut self, peer: u64) {
+        let of_peer = self.groups.iter_mut();
+        for (_, entry) in of_peer.filter(|(_, one)| one.key.peer == peer) {
+            entry.group.awaits_peer = false;
+            entry.group.is_watched = false;
+        }
     }
 
     /// Returns whether there is no work until an application or a device makes some.

@@ -58,6 +58,8 @@ pub(crate) struct HostPair {
     pub(crate) lost: fn(&Message) -> bool,
     /// Whether the test keeps a message until [`HostPair::deliver_delayed`].
     pub(crate) delayed: fn(&Message) -> bool,
+    /// The host whose daemon is stopped, if one is.
+    pub(crate) stopped: Option<usize>,
     /// Messages that are kept, each with the number of its sender.
     kept: Vec<(usize, Vec<u8>)>,
     _directories: [tempfile::TempDir; 2],
@@ -110,6 +112,7 @@ impl HostPair {
             said: Vec::new(),
             lost: |_| false,
             delayed: |_| false,
+            stopped: None,
             kept: Vec::new(),
             _directories: directories,
         }
@@ -158,7 +161,8 @@ impl HostPair {
     /// Steps both hosts and carries out their outputs. Returns whether there was anything to do.
     pub(crate) fn step(&mut self) -> bool {
         let mut did = false;
-        for own in 0..2 {
+        let stopped = self.stopped;
+        for own in (0..2).filter(|own| stopped != Some(*own)) {
             let host = &mut self.hosts[own];
             did |=
                 host.daemon.step(&mut ActorContext::new(&mut { ALONE })) || !host.daemon.is_idle();
@@ -201,6 +205,9 @@ impl HostPair {
             Output::HangUp(peer) if self.hosts[own].peer != Some(peer) => {}
             Output::HangUp(_) => {
                 self.hosts[own].peer = None;
+                if self.stopped == Some(other) {
+                    return;
+                }
                 // The other host handles earlier messages first.
                 while let Some(message) = self.hosts[other].coming.pop_front() {
                     if let Some(peer) = self.hosts[other].peer {
@@ -224,6 +231,16 @@ impl HostPair {
             | Output::WakeThread(_)
             | Output::WakeWorker(_) => {}
         }
+    }
+
+    /// Arms both daemons as if they went to sleep, and lets them find what is left to do.
+    pub(crate) fn sleep(&mut self) {
+        let stopped = self.stopped;
+        for own in (0..2).filter(|own| stopped != Some(*own)) {
+            self.hosts[own].daemon.arm();
+        }
+        self.settle();
+        self.hosts.iter_mut().for_each(|host| host.daemon.disarm());
     }
 
     pub(crate) fn settle(&mut self) {

@@ -13,10 +13,11 @@ use headworks_client::control_block::Transfer;
 use headworks_client::session::Event;
 use headworks_client::socket_message::Refusal;
 use headworks_client::{Reset, Rights};
-use headworks_daemon::control::{Message, VERSION, VERSION_OLDEST};
+use headworks_daemon::control::{EXPORTS_SINCE, Message, VERSION, VERSION_OLDEST};
 use headworks_daemon::{Output, PeerId};
 
-use host_pair::{HostPair, ONE, OTHER, identity};
+use headworks_verbs::Duration;
+use host_pair::{HostPair, ONE, OTHER, identity, pass};
 
 #[test]
 fn daemons_of_one_secret_meet_and_never_say_it() {
@@ -170,7 +171,7 @@ fn unidentified_callers_are_dropped_oldest_first() {
 fn daemons_of_adjacent_versions_use_their_common_features() {
     for older in [0, 1] {
         let mut identities = [identity(0, Some(ONE)), identity(1, Some(ONE))];
-        identities[older].version = VERSION - 1;
+        identities[older].version = EXPORTS_SINCE - 1;
         let mut pair = HostPair::new(identities);
         assert_eq!(pair.connect(), Ok(()));
         let (mut connection, mut far) = pair.ends();
@@ -404,6 +405,61 @@ fn a_ring_that_is_filled_becomes_a_longer_one() {
         }
     }
     assert!(most > 512 << 10, "{most}");
+}
+
+/// Sends some bytes from the first host's application, and lets both daemons go to sleep.
+fn send_and_sleep(pair: &mut HostPair, near: &mut Connection) {
+    near.refresh(pair.hosts[0].application.slabs());
+    let (sent, _) = near.sending.send(b"please answer").unwrap();
+    assert_eq!(sent, 13);
+    pair.settle();
+    pair.sleep();
+}
+
+fn pings(pair: &HostPair) -> usize {
+    let said = pair.said.iter();
+    said.filter(|(_, message)| *message == Message::Ping)
+        .count()
+}
+
+#[test]
+fn a_daemon_that_is_stopped_is_given_up_while_something_is_outstanding() {
+    let mut pair = HostPair::new([identity(0, Some(ONE)), identity(1, Some(ONE))]);
+    assert_eq!(pair.connect(), Ok(()));
+    let (mut near, _far) = pair.ends();
+    // The time limit of the connect request passes.
+    pass(Duration::from_secs(20));
+    pair.sleep();
+    pair.stopped = Some(1);
+    // Nothing is outstanding yet, so nobody looks.
+    pair.sleep();
+    assert_eq!(pair.hosts[0].daemon.next_timeout(), None);
+    send_and_sleep(&mut pair, &mut near);
+    for pings_so_far in [0, 1] {
+        assert_eq!(pings(&pair), pings_so_far);
+        assert!(pair.hosts[0].daemon.next_timeout().is_some());
+        assert_eq!(near.status().reset, None);
+        pass(Duration::from_secs(5));
+        pair.sleep();
+    }
+    assert_eq!(near.status().reset, Some(Reset::Unreachable));
+    assert_eq!(pair.hosts[0].daemon.next_timeout(), None);
+}
+
+#[test]
+fn a_daemon_that_runs_is_asked_once_and_not_given_up_however_long_its_application_is_silent() {
+    let mut pair = HostPair::new([identity(0, Some(ONE)), identity(1, Some(ONE))]);
+    assert_eq!(pair.connect(), Ok(()));
+    let (mut near, _far) = pair.ends();
+    send_and_sleep(&mut pair, &mut near);
+    for _ in 0..10 {
+        pass(Duration::from_secs(5));
+        pair.sleep();
+    }
+    assert!(pings(&pair) <= 1, "{}", pings(&pair));
+    assert_eq!(near.status().reset, None);
+    let idle = pair.hosts.iter().map(|host| host.daemon.next_timeout());
+    assert_eq!(idle.collect::<Vec<_>>(), [None, None]);
 }
 
 /// Holds whatever was sent before, and however often the daemons step.

@@ -105,6 +105,7 @@ impl TwoDomains {
                 Output::QpGroupWanted { known, .. } => other.qp_group_wanted(of, known),
                 Output::QpGroupDown { instance, .. } => other.qp_group_down(of, instance),
                 Output::Slabs { .. }
+                | Output::AwaitsPeer { .. }
                 | Output::Reply { .. }
                 | Output::HandleFreed { .. }
                 | Output::Signal { .. }
