@@ -120,6 +120,13 @@ impl<'a> WaitLimit<'a> {
     }
 }
 
+impl From<std::time::Duration> for WaitLimit<'_> {
+    /// Waits for this long at most, from now on.
+    fn from(timeout: std::time::Duration) -> Self {
+        Self::deadline(clock::now() + timeout)
+    }
+}
+
 impl From<Instant> for WaitLimit<'_> {
     fn from(deadline: Instant) -> Self {
         Self::deadline(deadline)
@@ -138,6 +145,15 @@ mod tests {
         assert!(over().is_ok());
         rustix::io::write(&raise, b"!").expect("raises");
         assert!(matches!(over(), Err(NetError::Interrupted)));
+    }
+
+    #[test]
+    fn a_timeout_counts_from_its_conversion() {
+        let before = clock::now();
+        let limit = WaitLimit::from(std::time::Duration::from_secs(60));
+        let (earliest, latest) = (before, clock::now());
+        let minute = Duration::from_secs(60);
+        assert!(earliest + minute <= limit.deadline && limit.deadline <= latest + minute);
     }
 
     #[test]

@@ -105,6 +105,28 @@ impl FromStr for DeviceName {
     }
 }
 
+impl TryFrom<&str> for DeviceName {
+    type Error = NameError;
+
+    fn try_from(text: &str) -> Result<Self, NameError> {
+        text.parse()
+    }
+}
+
+impl TryFrom<&String> for DeviceName {
+    type Error = NameError;
+
+    fn try_from(text: &String) -> Result<Self, NameError> {
+        text.parse()
+    }
+}
+
+impl From<&Self> for DeviceName {
+    fn from(name: &Self) -> Self {
+        name.clone()
+    }
+}
+
 impl fmt::Display for DeviceName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.kind)?;

@@ -274,3 +274,9 @@ pub enum PollError {
     #[error("this device was opened by the parent process")]
     Forked,
 }
+
+impl From<core::convert::Infallible> for OpenError {
+    fn from(never: core::convert::Infallible) -> Self {
+        match never {}
+    }
+}

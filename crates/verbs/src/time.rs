@@ -82,6 +82,20 @@ impl From<Duration> for core::time::Duration {
     }
 }
 
+impl From<core::time::Duration> for Duration {
+    /// Converts a span of the standard library. One of more than 584 years becomes the longest span.
+    fn from(d: core::time::Duration) -> Self {
+        Self(u64::try_from(d.as_nanos()).unwrap_or(u64::MAX))
+    }
+}
+
+impl Add<core::time::Duration> for Instant {
+    type Output = Self;
+    fn add(self, d: core::time::Duration) -> Self {
+        self + Duration::from(d)
+    }
+}
+
 impl Add<Duration> for Instant {
     type Output = Self;
     fn add(self, d: Duration) -> Self {
@@ -146,6 +160,15 @@ mod tests {
         assert_eq!(late, Instant::FAR_FUTURE);
         assert_eq!(Instant::ZERO.since(Instant::from_nanos(7)), Duration::ZERO);
         assert_eq!(Duration::from_secs(u64::MAX).nanos(), u64::MAX);
+    }
+
+    #[test]
+    fn spans_of_the_standard_library_convert_both_ways_and_saturate() {
+        let span = core::time::Duration::from_micros(1500);
+        assert_eq!(Duration::from(span), Duration::from_micros(1500));
+        assert_eq!(core::time::Duration::from(Duration::from(span)), span);
+        assert_eq!(Instant::ZERO + span, Instant::from_nanos(1_500_000));
+        assert_eq!(Duration::from(core::time::Duration::MAX).nanos(), u64::MAX);
     }
 
     #[test]
