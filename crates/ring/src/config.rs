@@ -65,6 +65,7 @@ pub struct RingConfig {
     pub numa_node: Option<u32>,
     /// Offset of this end's memory from a cache line, in bytes: a multiple of 8 below 64. Default 0.
     /// Other values serve to measure what alignment is worth (section IV-C).
+    #[doc(hidden)]
     pub misaligned_by: usize,
 }
 
@@ -169,7 +170,7 @@ impl RingConfig {
         };
         if let Framing::Fixed(len) = self.framing {
             check(
-                "fixed message length",
+                "framing (Fixed length)",
                 len as u64,
                 1,
                 (SLOT_MAX - LINE) as u64,
@@ -242,7 +243,7 @@ impl RingConfig {
             Framing::Fixed(len) => len,
             Framing::Variable(len) => {
                 let longest = settled.longest_variable();
-                check("variable message length", len as u64, 0, longest as u64)? as usize
+                check("framing (Variable length)", len as u64, 0, longest as u64)? as usize
             }
         };
         settled.max_slots = settled.slots_of(settled.max_message);
@@ -344,11 +345,16 @@ mod tests {
             ..base.clone()
         };
         assert_eq!(error(small), "slot_size is 64: 72 to 1073741824");
+        let none = RingConfig {
+            framing: Framing::Fixed(0),
+            ..base.clone()
+        };
+        assert_eq!(error(none), "framing (Fixed length) is 0: 1 to 1073741760");
         let long = RingConfig {
             framing: Framing::Variable(1000),
             ..base
         };
-        assert_eq!(error(long), "variable message length is 1000: 0 to 440");
+        assert_eq!(error(long), "framing (Variable length) is 1000: 0 to 440");
     }
 
     proptest! {

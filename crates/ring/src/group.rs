@@ -66,6 +66,15 @@ const BATCHES: usize = 16;
 /// received checks one.
 const LOOKS: usize = 8;
 
+/// What a thread does after [`Group::step`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum AfterStep {
+    /// The thread polls again at once, so free slots may be announced later, in batches.
+    Poll,
+    /// The thread waits, so everything that the other ends could wait for is announced now.
+    Wait,
+}
+
 /// The rings of one thread.
 ///
 /// - *Making*: [`Group::receiving`] makes a group that receives from many; [`Group::default`] makes one
@@ -460,13 +469,13 @@ impl Group {
     }
 
     /// Publishes all tails, takes completions, and checks some queue pairs, different ones each time. Pushes
-    /// all heads if a ring that the group sends on is full, or if `will_wait`: the thread will wait now. A
-    /// thread that has nothing to send or receive must call it, after every
-    /// [`SendError::Full`](crate::SendError::Full) and every empty receive.
+    /// all heads if a ring that the group sends on is full, or if the thread waits next. A thread that has
+    /// nothing to send or receive must call it, after every [`SendError::Full`](crate::SendError::Full) and
+    /// every empty receive.
     ///
     /// Returns whether something changed or messages may be waiting. An error is about one sender, and is
     /// reported once. [`Group::try_recv`] reports broken receivers.
-    pub fn step(&mut self, will_wait: bool) -> Result<bool, BrokenRing> {
+    pub fn step(&mut self, next: AfterStep) -> Result<bool, BrokenRing> {
         self.own()?;
         let (mut changed, mut full, mut broken) = (false, false, None);
         for index in self.senders.indices() {
@@ -488,7 +497,7 @@ impl Group {
         changed |= self.take_completions(BATCHES);
         self.busy = false;
         // After the completions, because they make the room in the send queues that heads need.
-        if full || will_wait {
+        if full || next == AfterStep::Wait {
             self.push_heads();
         }
         self.look_at_queue_pairs(LOOKS);

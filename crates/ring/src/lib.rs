@@ -90,7 +90,7 @@ mod slot_array;
 
 pub use config::{ConfigError, Framing, Mode, RingConfig};
 pub use error::{LengthError, RingError, SendError};
-pub use group::{BrokenRing, Group, GroupConfig, Membership, OutOfOrder, RingId};
+pub use group::{AfterStep, BrokenRing, Group, GroupConfig, Membership, OutOfOrder, RingId};
 pub use message_channel::{EndSetup, MessageReceiver, MessageSender, Unconnected};
 pub use receiver::{HeldMessage, Message, Receiver};
 pub use sender::{Reservation, Sender};

@@ -10,8 +10,8 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use headworks::ring::{
-    Framing, Group, GroupConfig, HeldMessage, Membership, Mode, Receiver, ReceiverSetup, RingError,
-    RingId, SendError, Sender, SenderSetup, Unconnected,
+    AfterStep, Framing, Group, GroupConfig, HeldMessage, Membership, Mode, Receiver, ReceiverSetup,
+    RingError, RingId, SendError, Sender, SenderSetup, Unconnected,
 };
 use headworks::runtime::{Actor, ActorContext, ActorError, ActorInit, Step, WakeCondition, WakeFd};
 use headworks::runtime::{COORDINATOR, Mail};
@@ -542,7 +542,7 @@ impl RingActor {
                 };
                 pushed.map_err(|error| (0, error))
             }
-            _ => match self.group.step(true) {
+            _ => match self.group.step(AfterStep::Wait) {
                 Ok(changed) => Ok(changed),
                 Err(broken) => Err((group_member_index(&self.links, broken.ring), broken.error)),
             },

@@ -5,7 +5,7 @@
 use std::collections::BTreeSet;
 use std::sync::{Arc, OnceLock};
 
-use headworks_ring::{Framing, Group, GroupConfig, Mode, RingConfig, RingId};
+use headworks_ring::{AfterStep, Framing, Group, GroupConfig, Mode, RingConfig, RingId};
 use headworks_verbs::Device;
 
 use super::fixtures::open;
@@ -53,7 +53,11 @@ pub(super) fn run(bytes: &[u8]) {
                 }
             }
             6 => {
-                let _ = group.step(input.byte().is_multiple_of(2));
+                let next = match input.byte().is_multiple_of(2) {
+                    true => AfterStep::Wait,
+                    false => AfterStep::Poll,
+                };
+                let _ = group.step(next);
             }
             _ => receive(&mut group, &ring, &mut told),
         }

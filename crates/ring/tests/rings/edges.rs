@@ -1,6 +1,8 @@
 //! The boundary cases of every limit, one by one.
 
-use headworks_ring::{Framing, Group, LengthError, Mode, Receiver, RingConfig, SendError, Sender};
+use headworks_ring::{
+    AfterStep, Framing, Group, LengthError, Mode, Receiver, RingConfig, SendError, Sender,
+};
 
 use crate::minimal_device::over;
 use crate::pair::{
@@ -332,7 +334,11 @@ fn rings_that_cross_do_not_stop_each_other() {
                 let sender = group.sender(*tx).unwrap();
                 *waiting = *waiting && sender.try_send(&[2; 600]).is_err();
                 while !*waiting && group.try_recv().unwrap().is_some() {}
-                group.step(!*waiting).unwrap();
+                let next = match *waiting {
+                    true => AfterStep::Poll,
+                    false => AfterStep::Wait,
+                };
+                group.step(next).unwrap();
             }
             (waiting == [false; 2]).then_some(())
         });

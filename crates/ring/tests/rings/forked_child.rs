@@ -2,7 +2,9 @@
 
 #![allow(unsafe_code, reason = "forks")]
 
-use headworks_ring::{Framing, Group, Mode, RingConfig, RingError, SendError, Sender, SetupError};
+use headworks_ring::{
+    AfterStep, Framing, Group, Mode, RingConfig, RingError, SendError, Sender, SetupError,
+};
 
 use crate::group::{group, join};
 use crate::pair::{Hosts, config, fill, flush, holds, poll_expr, stepped};
@@ -82,7 +84,8 @@ fn a_childs_group_says_that_it_is_the_parents() {
                         == Err(RingError::Forked)
                 });
                 let stepped = (0..5).all(|_| {
-                    group.step(true).map_err(|broken| broken.error) == Err(RingError::Forked)
+                    group.step(AfterStep::Wait).map_err(|broken| broken.error)
+                        == Err(RingError::Forked)
                 });
                 let seated = matches!(group.seat(), Err(SetupError::Ring(RingError::Forked)));
                 i32::from(received && stepped && seated)
@@ -102,10 +105,13 @@ fn a_childs_group_says_that_it_is_the_parents() {
         let mut group = Group::default();
         group.add_sender(tx);
         let stepped = in_child(|| {
-            i32::from(group.step(false).map_err(|broken| broken.error) == Err(RingError::Forked))
+            i32::from(
+                group.step(AfterStep::Poll).map_err(|broken| broken.error)
+                    == Err(RingError::Forked),
+            )
         });
         assert_eq!(stepped, 1);
-        group.step(false).unwrap();
+        group.step(AfterStep::Poll).unwrap();
     }
 }
 
@@ -117,7 +123,7 @@ fn a_childs_group_without_rings_is_the_parents_too() {
         for mut group in [Group::default(), group(&hosts, &config, 3)] {
             let refused = in_child(|| {
                 let received = group.try_recv().map(drop).unwrap_err();
-                let stepped = group.step(true).unwrap_err();
+                let stepped = group.step(AfterStep::Wait).unwrap_err();
                 group.arm();
                 group.drain_events();
                 let no_ring = group.receiver(received.ring).is_none();

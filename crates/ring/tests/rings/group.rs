@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use headworks_ring::{
-    BrokenRing, Framing, Group, GroupConfig, Mode, RingConfig, RingError, RingId, SendError,
-    Sender, SenderSetup, SetupError,
+    AfterStep, BrokenRing, Framing, Group, GroupConfig, Mode, RingConfig, RingError, RingId,
+    SendError, Sender, SenderSetup, SetupError,
 };
 use headworks_verbs::Device;
 
@@ -297,7 +297,7 @@ fn a_sleeping_group_wakes_for_any_of_its_rings() {
                     continue;
                 }
                 group.arm();
-                if !group.step(true).unwrap() {
+                if !group.step(AfterStep::Wait).unwrap() {
                     slept += u64::from(sleep(group.fd().unwrap()));
                 }
                 group.drain_events();
@@ -329,7 +329,7 @@ fn an_externally_made_ring_wakes_a_manual_sleeper() {
             }
             group.arm();
             group.receiver(ring).unwrap().arm();
-            if !group.step(true).unwrap() {
+            if !group.step(AfterStep::Wait).unwrap() {
                 slept += u64::from(sleep(group.receiver(ring).unwrap().fd().unwrap()));
             }
             group.drain_events();
@@ -344,7 +344,7 @@ fn an_externally_made_ring_wakes_a_manual_sleeper() {
     receiver.drain_events();
     assert!(!is_readable(receiver.fd().unwrap()));
     receiver.arm();
-    while group.step(true).unwrap() {
+    while group.step(AfterStep::Wait).unwrap() {
         assert!(group.try_recv().unwrap().is_none());
     }
     send_soon(&mut tx, ROUNDS);
@@ -429,7 +429,7 @@ fn a_leaving_peer_is_reported_once() {
                         read += 1;
                     }
                     Ok(None) => {
-                        group.step(false).unwrap();
+                        group.step(AfterStep::Poll).unwrap();
                     }
                     Err(BrokenRing { ring, error }) => {
                         assert_eq!((ring, read), (goes_ring, 15), "{mode:?}: {error}");
@@ -474,7 +474,7 @@ fn manually_released_space_is_announced_to_the_sender() {
         let mut held = Vec::new();
         while held.len() < 3 {
             assert!(since.elapsed() < LIMIT, "{mode:?}: nothing comes");
-            group.step(false).unwrap();
+            group.step(AfterStep::Poll).unwrap();
             held.extend(group.receiver(ring).unwrap().try_take().unwrap());
         }
         let mut receiver = group.receiver(ring).unwrap();
@@ -484,7 +484,7 @@ fn manually_released_space_is_announced_to_the_sender() {
         // Three of 64 slots: neither γ nor an empty ring calls for a push.
         tx.step().unwrap();
         assert!(!tx.is_drained(), "{mode:?}: pushed too early to tell");
-        group.step(true).unwrap();
+        group.step(AfterStep::Wait).unwrap();
         while !tx.is_drained() {
             assert!(since.elapsed() < LIMIT, "{mode:?}: no head pushed");
             tx.step().unwrap();

@@ -2,7 +2,9 @@
 
 use std::collections::VecDeque;
 
-use headworks_ring::{BrokenRing, Framing, Group, GroupConfig, Mode, RingConfig, RingId, Sender};
+use headworks_ring::{
+    AfterStep, BrokenRing, Framing, Group, GroupConfig, Mode, RingConfig, RingId, Sender,
+};
 use proptest::prelude::*;
 
 use crate::group::join;
@@ -161,7 +163,15 @@ impl<'h> Checked<'h> {
                 }
             }
             Op::Receive(count) => drop((0..count).find(|_| !self.receive())),
-            Op::Step(wait) => drop(self.group.step(wait).unwrap()),
+            Op::Step(wait) => drop(
+                self.group
+                    .step(if wait {
+                        AfterStep::Wait
+                    } else {
+                        AfterStep::Poll
+                    })
+                    .unwrap(),
+            ),
             Op::Remove(_) => {}
         }
         assert_eq!(self.group.len(), self.rings.len());
@@ -172,7 +182,7 @@ impl<'h> Checked<'h> {
     fn see_the_end_of(&mut self, mut tx: Sender) {
         poll_until(|| {
             while self.receive() {}
-            self.group.step(true).unwrap();
+            self.group.step(AfterStep::Wait).unwrap();
             tx.step().unwrap();
             tx.is_drained().then_some(())
         });
@@ -191,7 +201,7 @@ impl<'h> Checked<'h> {
                 }
                 while self.receive() {}
                 if is_slow_device() {
-                    self.group.step(true).unwrap();
+                    self.group.step(AfterStep::Wait).unwrap();
                 }
                 None
             });
@@ -206,7 +216,7 @@ impl<'h> Checked<'h> {
                 return Some(());
             }
             if !self.receive() {
-                self.group.step(true).unwrap();
+                self.group.step(AfterStep::Wait).unwrap();
                 for tx in self.rings.iter_mut().filter_map(|ring| ring.tx.as_mut()) {
                     tx.step().unwrap();
                 }

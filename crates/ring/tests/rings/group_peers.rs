@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use headworks_ring::{BrokenRing, Framing, Group, GroupConfig, Mode, RingError, RingId};
+use headworks_ring::{AfterStep, BrokenRing, Framing, Group, GroupConfig, Mode, RingError, RingId};
 use headworks_runtime::RunningScenario;
 use headworks_shm::CursorError;
 use headworks_verbs::Device;
@@ -58,7 +58,7 @@ fn any_word_in_the_tail_array_breaks_its_own_ring_only() {
                 match take(&mut group) {
                     Ok(None) if came => break,
                     Ok(None) => {
-                        let _ = group.step(true).unwrap();
+                        let _ = group.step(AfterStep::Wait).unwrap();
                     }
                     Ok(Some((ring, message))) if ring == *honest => {
                         prop_assert!(!came && holds(number as u64, &message));
@@ -180,7 +180,7 @@ fn a_killed_sender_is_reported_and_the_others_continue() {
                     read[which] += 1;
                 }
                 Ok(None) => {
-                    group.step(false).unwrap();
+                    group.step(AfterStep::Poll).unwrap();
                 }
                 Err(BrokenRing { ring, error }) => {
                     assert_eq!(ring, victim_ring);
@@ -227,7 +227,7 @@ fn a_group_asleep_learns_that_a_sender_was_killed() {
             }
             Ok(None) => {
                 group.arm();
-                if !group.step(true).unwrap() {
+                if !group.step(AfterStep::Wait).unwrap() {
                     sleep(group.fd().unwrap());
                 }
                 group.drain_events();

@@ -10,8 +10,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use headworks_ring::oracle::{Checked, Ring, op};
 use headworks_ring::{
-    BrokenRing, Framing, Group, GroupConfig, Mode, Receiver, RingConfig, RingError, SendError,
-    Sender, SetupError,
+    AfterStep, BrokenRing, Framing, Group, GroupConfig, Mode, Receiver, RingConfig, RingError,
+    SendError, Sender, SetupError,
 };
 use headworks_verbs::interpose::{InterposedDevice, Interposer};
 use headworks_verbs::{Device, PollError};
@@ -173,7 +173,7 @@ fn a_group_looks_at_few_queue_pairs_at_a_time() {
         }
         assert_eq!(watching.looks.load(Ordering::Relaxed), 0, "{mode:?}");
         for _ in 0..10 {
-            assert!(!group.step(true).unwrap());
+            assert!(!group.step(AfterStep::Wait).unwrap());
         }
         assert_eq!(watching.looks.load(Ordering::Relaxed), 80, "{mode:?}");
         // While messages keep arriving, some queries are made, at most one per round.
@@ -217,7 +217,7 @@ fn heads_of_a_group_that_had_no_room_are_pushed_later() {
             watching.late.store(false, Ordering::Relaxed);
             // Too few steps to query all queue pairs: the completions alone must trigger the pushes.
             poll_until(|| {
-                group.step(false).unwrap();
+                group.step(AfterStep::Poll).unwrap();
                 for tx in &mut senders {
                     tx.step().unwrap();
                 }
@@ -239,7 +239,7 @@ fn a_group_whose_queue_failed_takes_no_more_rings() {
         let joined = [join(), join()];
         let seat = group.seat().unwrap();
         watching.overrun.store(true, Ordering::Relaxed);
-        let _ = group.step(true);
+        let _ = group.step(AfterStep::Wait);
         watching.overrun.store(false, Ordering::Relaxed);
         for (_, ring, _) in joined {
             let BrokenRing { ring: told, error } = group.try_recv().map(drop).unwrap_err();
@@ -282,7 +282,7 @@ fn one_step_makes_room_for_a_head_and_pushes_it() {
     }
     tx.step().unwrap();
     assert_eq!(tx.consumed(), read - 1, "the last head was not pushed");
-    group.step(true).unwrap();
+    group.step(AfterStep::Wait).unwrap();
     tx.step().unwrap();
     assert_eq!(tx.consumed(), read);
 }
@@ -317,7 +317,7 @@ fn a_head_for_each_of_thousands_of_messages() {
                         read[ring.index()] += 1;
                     }
                     group.arm();
-                    waits = !group.step(true).unwrap();
+                    waits = !group.step(AfterStep::Wait).unwrap();
                 }
                 (read == [(lap + 1) * count; 2]).then_some(())
             });
@@ -362,7 +362,7 @@ fn a_tail_behind_many_completions_keeps_a_step_from_sleep() {
     }
     group.arm();
     assert!(
-        group.step(true).unwrap(),
+        group.step(AfterStep::Wait).unwrap(),
         "it would sleep, and messages are there"
     );
     let mut read = 0;

@@ -1,6 +1,6 @@
 //! The thread that receives from all rings.
 
-use headworks::ring::{Group, GroupConfig, Receiver, ReceiverSetup};
+use headworks::ring::{AfterStep, Group, GroupConfig, Receiver, ReceiverSetup};
 use headworks::verbs::Instant;
 use headworks_runtime::{Actor, ActorContext, ActorError, Step};
 
@@ -124,7 +124,7 @@ impl Receivers {
     /// Drives the rings, as a thread with nothing to receive does now and then.
     fn look(&mut self) -> Result<()> {
         match self {
-            Self::Group(group) => _ = group.step(false).map_err(broken)?,
+            Self::Group(group) => _ = group.step(AfterStep::Poll).map_err(broken)?,
             Self::Separate(receivers) => {
                 for receiver in receivers {
                     receiver.step().map_err(broken)?;
