@@ -48,7 +48,7 @@ fn main() -> ExitCode {
 
 /// The sending side.
 fn send(name: &str, packets: impl Iterator<Item = Packet>, interrupt: &Interrupt) -> Outcome {
-    let device = headworks::open(&"soft:tap".parse()?)?;
+    let device = headworks::open("soft:tap")?;
     let fabric = headworks::registry()?;
     let mut line = dial_wait(&fabric, name, short_deadline(interrupt))?;
     let mut sender = connect::sender(&device, &ring(), &mut line, short_deadline(interrupt))?;
@@ -97,7 +97,7 @@ fn try_send(sender: &mut Sender, packet: &Packet, sequence: u64) -> Outcome<bool
 /// The counting side.
 fn listen(name: &str, interrupt: &Interrupt) -> Outcome {
     let listener = Listener::bind(&headworks::registry()?, name)?;
-    let device = headworks::open(&"soft:meter".parse()?)?;
+    let device = headworks::open("soft:meter")?;
     let mut line = listener.accept(no_deadline(interrupt))?;
     let mut receiver = connect::receiver(&device, &ring(), &mut line, short_deadline(interrupt))?;
     // There is only one sender, so the name can be freed.

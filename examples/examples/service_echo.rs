@@ -11,7 +11,7 @@ fn main() -> Result<(), ServiceError> {
     loop {
         let stream = listener.accept()?;
         thread::spawn(move || {
-            let peer = stream.peer();
+            let peer = stream.peer_addr();
             if let Err(error) = echo(stream) {
                 eprintln!("{peer}: {error}");
             }

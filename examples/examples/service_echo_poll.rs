@@ -39,7 +39,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             }
             // Removing a client drops its stream, which closes the connection.
             client.echo().unwrap_or_else(|error| {
-                eprintln!("{}: {error}", client.stream.peer());
+                eprintln!("{}: {error}", client.stream.peer_addr());
                 false
             })
         });

@@ -6,7 +6,7 @@
 
 use headworks::connect;
 use headworks::net::{ControlStream, Interrupt, Listener, dial_wait};
-use headworks::ring::{Group, Receiver, RingConfig, RingId, SendError, Sender};
+use headworks::ring::{AfterStep, Group, Receiver, RingConfig, RingId, SendError, Sender};
 
 use crate::program::{self, IdleWait, Outcome, no_deadline, short_deadline};
 
@@ -32,7 +32,7 @@ pub struct DuplexRings<'a> {
 impl<'a> DuplexRings<'a> {
     /// Listens under `name` and waits for one caller.
     pub fn listen(name: &str, rings: &DuplexConfig, interrupt: &'a Interrupt) -> Outcome<Self> {
-        let device = headworks::open(&"soft:server".parse()?)?;
+        let device = headworks::open("soft:server")?;
         let listener = Listener::bind(&headworks::registry()?, name)?;
         // Each control stream connects one ring.
         let mut first = listener.accept(no_deadline(interrupt))?;
@@ -54,7 +54,7 @@ impl<'a> DuplexRings<'a> {
     /// Calls the process that listens under `name`.
     pub fn call(name: &str, rings: &DuplexConfig, interrupt: &'a Interrupt) -> Outcome<Self> {
         let fabric = headworks::registry()?;
-        let device = headworks::open(&"soft:client".parse()?)?;
+        let device = headworks::open("soft:client")?;
         let mut first = dial_wait(&fabric, name, short_deadline(interrupt))?;
         let sender = connect::sender(&device, &rings.there, &mut first, short_deadline(interrupt))?;
         let mut line = dial_wait(&fabric, name, short_deadline(interrupt))?;
@@ -119,7 +119,7 @@ impl<'a> DuplexRings<'a> {
     pub fn wait(&mut self) -> Outcome<bool> {
         // Before waiting, send messages and announce free space that were held back: the other side may wait
         // for them.
-        self.rings.step(true)?;
+        self.rings.step(AfterStep::Wait)?;
         Ok(self.watch.idle(&mut self.line)?.is_some())
     }
 

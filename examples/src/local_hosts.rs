@@ -69,7 +69,7 @@ impl LocalHosts {
 
     /// Attaches to the daemon of a host as an application called `name`.
     pub fn attach(&self, host: usize, name: &str) -> Outcome<Service> {
-        Ok(Service::attach(&self.socket(host), name)?)
+        Ok(Service::attach(self.socket(host), name)?)
     }
 
     /// A folder that is removed with the daemons.
@@ -116,7 +116,7 @@ pub(crate) fn run_daemon(host: &str, port: &str, socket: &str, interrupt: &Inter
             "{host} {port}: not a host number and a port"
         )));
     };
-    let device = headworks::open(&format!("soft:h{}", host + 1).parse()?)?;
+    let device = headworks::open(&format!("soft:h{}", host + 1))?;
     let life = u64::from(std::process::id());
     let config = ServerConfig {
         identity: Identity::open(address(host), life),

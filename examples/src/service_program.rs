@@ -8,7 +8,7 @@ use std::process::ExitCode;
 use std::thread::ScopedJoinHandle;
 
 use headworks::net::{Interrupt, Waiter, WakeReason, clock};
-use headworks::service::{Listener, Reader, Service, ServiceError, Stream};
+use headworks::service::{Listener, Reader, Service, ServiceError, Stream, Writer};
 use headworks::verbs::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags};
 
@@ -110,11 +110,14 @@ impl<'a> Args<'a> {
     }
 }
 
-/// A stream, or the receiving half of one.
-pub trait RecvWithDeadline {
+/// A stream, or a half of one, whose calls give up at a deadline.
+pub trait WithDeadline {
     /// Sets when waiting calls give up.
     fn set_deadline(&mut self, deadline: Option<Instant>);
+}
 
+/// A stream, or its receiving half.
+pub trait RecvWithDeadline: WithDeadline {
     /// Receives bytes, as [`Reader::recv`] does.
     ///
     /// # Errors
@@ -123,29 +126,61 @@ pub trait RecvWithDeadline {
     fn recv(&mut self, into: &mut [u8]) -> Result<usize, ServiceError>;
 }
 
-impl RecvWithDeadline for Stream {
+/// A stream, or its sending half.
+pub trait SendWithDeadline: WithDeadline {
+    /// Sends bytes, as [`Writer::send`] does.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Writer::send`].
+    fn send(&mut self, bytes: &[u8]) -> Result<usize, ServiceError>;
+}
+
+impl WithDeadline for Stream {
     fn set_deadline(&mut self, deadline: Option<Instant>) {
         self.set_deadline(deadline);
     }
+}
 
+impl WithDeadline for Reader {
+    fn set_deadline(&mut self, deadline: Option<Instant>) {
+        self.set_deadline(deadline);
+    }
+}
+
+impl WithDeadline for Writer {
+    fn set_deadline(&mut self, deadline: Option<Instant>) {
+        self.set_deadline(deadline);
+    }
+}
+
+impl RecvWithDeadline for Stream {
     fn recv(&mut self, into: &mut [u8]) -> Result<usize, ServiceError> {
         self.recv(into)
     }
 }
 
 impl RecvWithDeadline for Reader {
-    fn set_deadline(&mut self, deadline: Option<Instant>) {
-        self.set_deadline(deadline);
-    }
-
     fn recv(&mut self, into: &mut [u8]) -> Result<usize, ServiceError> {
         self.recv(into)
     }
 }
 
+impl SendWithDeadline for Stream {
+    fn send(&mut self, bytes: &[u8]) -> Result<usize, ServiceError> {
+        self.send(bytes)
+    }
+}
+
+impl SendWithDeadline for Writer {
+    fn send(&mut self, bytes: &[u8]) -> Result<usize, ServiceError> {
+        self.send(bytes)
+    }
+}
+
 /// Calls `act` until it succeeds, fails or Ctrl-C is pressed. `act` is called again after its deadline, so it
 /// must be a single call, or safe to repeat.
-pub fn retry_until_interrupted<S: RecvWithDeadline, T>(
+pub fn retry_until_interrupted<S: WithDeadline, T>(
     side: &mut S,
     interrupt: &Interrupt,
     mut act: impl FnMut(&mut S) -> Result<T, ServiceError>,
@@ -214,7 +249,11 @@ fn ready(mut stream: Stream) -> Stream {
 }
 
 /// Sends all of the bytes.
-pub fn send(stream: &mut Stream, mut bytes: &[u8], interrupt: &Interrupt) -> Outcome {
+pub fn send(
+    stream: &mut impl SendWithDeadline,
+    mut bytes: &[u8],
+    interrupt: &Interrupt,
+) -> Outcome {
     while !bytes.is_empty() {
         let sent = retry_until_interrupted(stream, interrupt, |stream| stream.send(bytes))?;
         bytes = &bytes[sent..];

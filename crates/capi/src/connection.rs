@@ -1,6 +1,6 @@
 //! Streams, and ports that listen for them.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -172,7 +172,7 @@ impl Handle {
     pub(crate) fn addresses(&self) -> Result<[SocketAddr; 2], Error> {
         self.made_already()?.receiving(|link| {
             let stream = link.stream()?;
-            Ok([stream.local(), stream.peer()])
+            Ok([stream.local_addr(), stream.peer_addr()])
         })
     }
 
@@ -234,6 +234,7 @@ impl Handle {
                 // The bytes stay in place, and mapped, until they are released.
                 let peeked = link.stream()?.peek()?;
                 let (at, len) = (peeked.as_ptr(), peeked.len().min(max));
+                drop(peeked);
                 link.shown = len;
                 Ok((at, len))
             })
@@ -317,25 +318,24 @@ pub(crate) fn connect(to: SocketAddr, is_nonblocking: bool) -> Result<RawFd, Err
 /// A port that listens for connections.
 pub(crate) struct Port {
     listener: Mutex<Listener>,
-    /// Address that the daemon serves.
-    host: IpAddr,
+    address: SocketAddr,
 }
 
 impl Port {
     /// The address of the port.
     pub(crate) fn address(&self) -> SocketAddr {
-        SocketAddr::from((self.host, locked(&self.listener).port()))
+        self.address
     }
 }
 
 /// Listens at a port of this host.
 pub(crate) fn listen(at: SocketAddr, backlog: u32, is_nonblocking: bool) -> Result<RawFd, Error> {
     let service = library::service()?;
-    let host = library::own_address(&service, at)?;
-    let mut listener = service.listen(at.port(), backlog)?;
+    let mut listener = service.listen_at(at, backlog)?;
+    let address = listener.local_addr()?;
     let number = number(listener.fd())?;
     let listener = Mutex::new(listener);
-    let kind = Kind::Port(Port { listener, host });
+    let kind = Kind::Port(Port { listener, address });
     Ok(Handle::new(kind, number, is_nonblocking).open())
 }
 
@@ -356,7 +356,7 @@ impl Handle {
         let mut stream = accepted.map_err(of_listener)?;
         let number = number(stream.fd()).map_err(of_listener)?;
         stream.set_nonblocking(true);
-        let peer = stream.peer();
+        let peer = stream.peer_addr();
         let connection = Connection::new(ConnectionStage::Connected(Box::new(stream)));
         let kind = Kind::Connection(Box::new(connection));
         let handle = Self::new(kind, number, is_nonblocking);

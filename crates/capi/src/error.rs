@@ -3,7 +3,6 @@
 use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char, c_int};
 use std::io;
-use std::net::IpAddr;
 
 use headworks::service::{Outcome, Refusal, ServiceError};
 use libc as c;
@@ -23,8 +22,6 @@ pub(crate) enum Error {
     Invalid(&'static str),
     /// An address that is neither IPv4 nor IPv6.
     Family,
-    /// A local address that is not the daemon's. The daemon serves this one, if it tells.
-    Elsewhere(Option<IpAddr>),
     /// The connection is still being made.
     InProgress,
     /// There is no connection.
@@ -64,7 +61,6 @@ impl Error {
             Self::Null => c::EFAULT,
             Self::Invalid(_) => c::EINVAL,
             Self::Family => c::EAFNOSUPPORT,
-            Self::Elsewhere(_) => c::EADDRNOTAVAIL,
             Self::InProgress => c::EINPROGRESS,
             Self::NotConnected => c::ENOTCONN,
             Self::NoDestination => c::EDESTADDRREQ,
@@ -96,6 +92,8 @@ impl Error {
                 ServiceError::DaemonGone => c::ECONNABORTED,
                 ServiceError::Deadline | ServiceError::DaemonSilent { .. } => c::ETIMEDOUT,
                 ServiceError::WouldBlock => c::EAGAIN,
+                ServiceError::Busy => c::EBUSY,
+                ServiceError::NotOwnAddress { .. } => c::EADDRNOTAVAIL,
                 ServiceError::TooLong(_) => c::EMSGSIZE,
                 ServiceError::Operation(outcome) => match outcome {
                     Outcome::NoExport => c::ENXIO,
@@ -128,15 +126,6 @@ impl std::fmt::Display for Error {
             }
             Self::Null => "a pointer is null",
             Self::Family => "neither an IPv4 nor an IPv6 address",
-            Self::Elsewhere(Some(own)) => {
-                return write!(
-                    f,
-                    "the daemon listens only at its own address, {own}; INADDR_ANY and in6addr_any mean that address"
-                );
-            }
-            Self::Elsewhere(None) => {
-                "a daemon listens only at its own address; use INADDR_ANY or in6addr_any"
-            }
             Self::InProgress => "the connection is still being made",
             Self::NotConnected => "there is no connection",
             Self::NoDestination => "the message has no address to go to",
@@ -222,6 +211,14 @@ mod tests {
             (Of::Reset(Reset::Protocol), c::ECONNRESET),
             (Of::Ended, c::EPIPE),
             (Of::DaemonGone, c::ECONNABORTED),
+            (Of::Busy, c::EBUSY),
+            (
+                Of::NotOwnAddress {
+                    at: std::net::Ipv4Addr::LOCALHOST.into(),
+                    own: None,
+                },
+                c::EADDRNOTAVAIL,
+            ),
             (Of::Deadline, c::ETIMEDOUT),
             (silent, c::ETIMEDOUT),
             (Of::WouldBlock, c::EAGAIN),
@@ -240,7 +237,6 @@ mod tests {
             (Error::Null, c::EFAULT),
             (Error::Invalid("x"), c::EINVAL),
             (Error::Family, c::EAFNOSUPPORT),
-            (Error::Elsewhere(None), c::EADDRNOTAVAIL),
             (Error::InProgress, c::EINPROGRESS),
             (Error::NotConnected, c::ENOTCONN),
             (Error::NoDestination, c::EDESTADDRREQ),

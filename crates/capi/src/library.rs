@@ -1,6 +1,5 @@
 //! State and code that all calls share.
 
-use std::net::{IpAddr, SocketAddr};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,33 +11,27 @@ use crate::error::{Error, remember};
 use crate::handle::locked;
 use crate::raw;
 
-/// Daemons that this process is attached to.
+/// Daemons that this process has attached to.
 static ATTACHED: Mutex<AttachedService> = Mutex::new(AttachedService {
     current: None,
     known: Vec::new(),
 });
 
 struct AttachedService {
-    /// The service that new connections use, and the name of this program there.
-    current: Option<(Service, String)>,
-    /// All services that are not gone, so that attaching to a daemon again finds its service.
+    /// The service that new connections use.
+    current: Option<Service>,
+    /// All services, one for each socket, so that attaching to a daemon again finds its service.
     known: Vec<Service>,
 }
 
 impl AttachedService {
     /// Makes `service` the one that new connections use.
-    fn use_from_now_on(&mut self, service: Service, name: &str) -> Service {
+    fn use_from_now_on(&mut self, service: &Service) {
         let is_known = |known: &Service| known.socket() == service.socket();
         if !self.known.iter().any(is_known) {
             self.known.push(service.clone());
         }
-        self.current = Some((service.clone(), name.to_owned()));
-        service
-    }
-
-    /// Drops services whose daemon is gone.
-    fn forget_the_gone(&mut self) {
-        self.known.retain(|service| !service.is_gone());
+        self.current = Some(service.clone());
     }
 }
 
@@ -71,46 +64,33 @@ extern "C" fn is_forked() {
 }
 
 /// Attaches to the daemon at `path`, for new connections. A daemon that is already attached is not attached
-/// again, so that memory and connections made before and after belong together.
+/// again, so that memory and connections made before and after belong together. The name of the first call remains.
 pub(crate) fn attach(path: &Path, name: &str) -> Result<(), Error> {
     watch_forks();
     let mut attached = locked(&ATTACHED);
-    attached.forget_the_gone();
     let mut known = attached.known.iter();
     let service = match known.find(|service| service.socket() == path) {
-        Some(service) => service.clone(),
+        Some(service) => {
+            service.reattach()?;
+            service.clone()
+        }
         None => Service::attach(path, name)?,
     };
-    attached.use_from_now_on(service, name);
+    attached.use_from_now_on(&service);
     Ok(())
 }
 
-/// The service for new connections. Attaches if no daemon is attached, and again if the daemon is gone,
-/// because it may have restarted.
+/// The service for new connections. Attaches if no daemon is attached. The service itself attaches again if the daemon
+/// is gone, because it may have restarted.
 pub(crate) fn service() -> Result<Service, Error> {
     let mut attached = locked(&ATTACHED);
-    let (opened, name) = match &attached.current {
-        Some((service, _)) if !service.is_gone() => return Ok(service.clone()),
-        Some((gone, name)) => (Service::attach(gone.socket(), name)?, name.clone()),
-        None => {
-            watch_forks();
-            let name = name();
-            (Service::open(&name)?, name)
-        }
-    };
-    attached.forget_the_gone();
-    Ok(attached.use_from_now_on(opened, &name))
-}
-
-/// Returns the address at which the daemon's listeners are reached, if `at` means it: the unspecified address, or
-/// the daemon's own. That of a daemon that does not tell its address stays unspecified.
-pub(crate) fn own_address(service: &Service, at: SocketAddr) -> Result<IpAddr, Error> {
-    let own = service.address()?;
-    let at = at.ip().to_canonical();
-    match at.is_unspecified() || own == Some(at) {
-        true => Ok(own.unwrap_or(at)),
-        false => Err(Error::Elsewhere(own)),
+    if let Some(service) = &attached.current {
+        return Ok(service.clone());
     }
+    watch_forks();
+    let service = Service::open(&name())?;
+    attached.use_from_now_on(&service);
+    Ok(service)
 }
 
 fn watch_forks() {

@@ -1,6 +1,6 @@
 //! Sockets for messages.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::Mutex;
 
@@ -13,8 +13,7 @@ use crate::library;
 /// A port that sends and receives messages. No call on it blocks.
 pub(crate) struct Socket {
     datagrams: Mutex<Datagrams>,
-    /// Address that the daemon serves.
-    host: IpAddr,
+    address: SocketAddr,
     /// Readable when a send that found no room may succeed.
     room: OwnedFd,
 }
@@ -22,7 +21,7 @@ pub(crate) struct Socket {
 impl Socket {
     /// The address of the port.
     pub(crate) fn address(&self) -> SocketAddr {
-        SocketAddr::from((self.host, locked(&self.datagrams).port()))
+        self.address
     }
 
     pub(crate) fn room(&self) -> &OwnedFd {
@@ -33,8 +32,8 @@ impl Socket {
 /// Binds a socket for messages to a port of this host.
 pub(crate) fn bind(at: SocketAddr, is_nonblocking: bool) -> Result<RawFd, Error> {
     let service = library::service()?;
-    let host = library::own_address(&service, at)?;
-    let mut socket = service.bind(at.port())?;
+    let mut socket = service.bind_at(at)?;
+    let address = socket.local_addr()?;
     socket.set_nonblocking(true);
     let number = socket.fd().as_raw_fd();
     let room = socket
@@ -44,7 +43,7 @@ pub(crate) fn bind(at: SocketAddr, is_nonblocking: bool) -> Result<RawFd, Error>
     let datagrams = Mutex::new(socket);
     let kind = Kind::Socket(Box::new(Socket {
         datagrams,
-        host,
+        address,
         room,
     }));
     Ok(Handle::new(kind, number, is_nonblocking).open())

@@ -1,4 +1,4 @@
-//! A ring's ends for tasks of the tokio runtime. Requires the cargo feature `tokio`.
+//! A ring's ends, and streams of the service, for tasks of the tokio runtime. Requires the cargo feature `tokio`.
 //!
 //! This module does for tasks what [`blocking`](crate::blocking) does for threads. Each end first tries. If
 //! it has to wait, it arms its completion channel, polls once more and yields the thread to other tasks until
@@ -9,37 +9,35 @@
 //! - [`AsyncSender`] has `send` and `reserve`, and is a [`Sink`] of anything that is bytes.
 //! - [`AsyncReceiver`] has `recv`, which lends messages in place, and is a [`Stream`] of copies.
 //!
+//! [`AsyncStream`] and [`AsyncListener`] wrap a stream and a listener of the [`service`](crate::service). The rest of
+//! this page is about rings.
+//!
 //! ```
 //! use headworks::asynchronous::{AsyncReceiver, AsyncSender};
-//! use headworks::blocking::BlockingError;
-//! use headworks::connect;
-//! use headworks::ring::{Mode, RingConfig};
-//! use headworks::net::{ControlStream, clock};
-//! use headworks::verbs::Duration;
+//! use headworks::blocking::{BlockingError, BlockingReceiver, BlockingSender};
+//! use headworks::ring::RingConfig;
+//! use headworks::net::ControlStream;
+//! use std::time::Duration;
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! # let fabric = headworks::testing::Fabric::new(std::env::temp_dir())?;
 //! # let (near, far) = (fabric.open("soft:h1")?, fabric.open("soft:h2")?);
 //! let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build()?;
 //! runtime.block_on(async {
-//!     let config = RingConfig { mode: Mode::Notify, ..RingConfig::variable(128, 256) };
+//!     let config = RingConfig::variable(128, 256);
 //!     // In two processes, each gets its control from `net::control`, and a task has one end of the ring.
-//!     let (mut here, mut there) = ControlStream::pair()?;
+//!     let (here, there) = ControlStream::pair()?;
 //!     // Connecting waits for the other side: do it once, outside the threads that run tasks.
-//!     let deadline = clock::now() + Duration::from_secs(10);
+//!     let limit = Duration::from_secs(10);
 //!     let ours = config.clone();
 //!     let sender = tokio::task::spawn_blocking(move || {
-//!         let ring = connect::sender(&near, &ours, &mut here, deadline);
-//!         ring.map(|ring| (ring, here))
+//!         BlockingSender::connect(&near, &ours, here, limit)
 //!     });
 //!     let receiver = tokio::task::spawn_blocking(move || {
-//!         let ring = connect::receiver(&far, &config, &mut there, deadline);
-//!         ring.map(|ring| (ring, there))
+//!         BlockingReceiver::connect(&far, &config, there, limit)
 //!     });
-//!     let (ring, control) = sender.await??;
-//!     let mut sender = AsyncSender::new(ring, control)?;
-//!     let (ring, control) = receiver.await??;
-//!     let mut receiver = AsyncReceiver::new(ring, control)?;
+//!     let mut sender = AsyncSender::try_from(sender.await??)?;
+//!     let mut receiver = AsyncReceiver::try_from(receiver.await??)?;
 //!
 //!     let sending = tokio::spawn(async move {
 //!         for number in 0..10_000u64 {
@@ -100,6 +98,7 @@
 //! [`Sender::drain_events`], and the same of the receiver): arm, poll once more, wait, drain the events,
 //! poll.
 
+mod stream;
 mod waiter;
 
 use std::future::poll_fn;
@@ -114,7 +113,8 @@ use headworks_ring::Mode;
 use headworks_ring::{HeldMessage, Receiver, Reservation, SendError, Sender};
 use tokio::task::coop::poll_proceed;
 
-use crate::blocking::{BlockingError, Received};
+use crate::blocking::{BlockingError, BlockingReceiver, BlockingSender, Received};
+pub use stream::{AsyncListener, AsyncStream};
 use waiter::TaskWaiter;
 
 /// How often one poll arms, looks and finds a wake-up pending before it yields the thread to other tasks.
@@ -263,6 +263,20 @@ impl AsyncSender {
     }
 }
 
+impl TryFrom<BlockingSender> for AsyncSender {
+    type Error = BlockingError;
+
+    /// Converts an end for threads that was connected by [`BlockingSender::connect`]. Its limits and its interrupt end no
+    /// waits of tasks.
+    ///
+    /// # Panics
+    /// If called outside a tokio runtime whose I/O is enabled.
+    fn try_from(end: BlockingSender) -> Result<Self, BlockingError> {
+        let (sender, control) = end.into_parts();
+        Self::new(sender, control)
+    }
+}
+
 /// Ready while there is room for a message of one slot. Closing waits until everything was consumed.
 impl<M: AsRef<[u8]>> Sink<M> for AsyncSender {
     type Error = BlockingError;
@@ -373,6 +387,20 @@ impl AsyncReceiver {
         }
         cx.waker().wake_by_ref();
         Poll::Pending
+    }
+}
+
+impl TryFrom<BlockingReceiver> for AsyncReceiver {
+    type Error = BlockingError;
+
+    /// Converts an end for threads that was connected by [`BlockingReceiver::connect`]. Its limits and its interrupt end no
+    /// waits of tasks.
+    ///
+    /// # Panics
+    /// If called outside a tokio runtime whose I/O is enabled.
+    fn try_from(end: BlockingReceiver) -> Result<Self, BlockingError> {
+        let (receiver, control) = end.into_parts();
+        Self::new(receiver, control)
     }
 }
 

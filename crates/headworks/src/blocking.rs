@@ -3,18 +3,24 @@
 //! Each end first tries. Then it polls for as long as a wake-up costs, yielding its core meanwhile. Then it
 //! arms its completion channel, polls once more and sleeps: on the channel, on the [`ControlStream`] to the other end
 //! (whose end of file means that the peer died), and on an interrupt if one was given. It steps its ring
-//! whenever it waits. The ring must be in [`Mode::Notify`].
+//! whenever it waits.
+//!
+//! [`BlockingSender::connect`] and [`BlockingReceiver::connect`] connect a ring that can be waited for. A ring that was
+//! connected otherwise must be in [`Mode::Notify`] to be wrapped.
 
 mod waiter;
 
 use std::ops::Deref;
 use std::os::fd::AsFd;
+use std::sync::Arc;
 
-use headworks_net::{ControlStream, NetError, WaitPhase};
+use headworks_net::{ControlStream, NetError, WaitLimit, WaitPhase};
 use headworks_ring::{
-    HeldMessage, LengthError, Mode, Receiver, Reservation, RingError, SendError, Sender,
+    HeldMessage, LengthError, Mode, Receiver, Reservation, RingConfig, RingError, SendError, Sender,
 };
-use headworks_verbs::Instant;
+use headworks_verbs::{Device, Duration, Instant};
+
+use crate::connect::{self, ConnectError};
 
 pub(crate) use waiter::{EndWaiter, system};
 
@@ -31,7 +37,7 @@ pub enum BlockingError {
     /// The interrupt's descriptor was readable.
     #[error("interrupted")]
     Interrupted,
-    /// The deadline passed.
+    /// The deadline passed, or the call waited as long as its timeout allows.
     #[error("waiting for the other end: the deadline passed")]
     Deadline,
     /// The ring is not in [`Mode::Notify`], so a thread cannot sleep on it.
@@ -96,6 +102,14 @@ impl From<NetError> for BlockingError {
     }
 }
 
+/// Returns `config` for a ring whose ends can sleep.
+fn waited_for(config: &RingConfig) -> RingConfig {
+    RingConfig {
+        mode: Mode::Notify,
+        ..config.clone()
+    }
+}
+
 /// The sending end of a ring, for a thread that waits.
 ///
 /// - *Sending*: [`BlockingSender::send`] copies a message; [`BlockingSender::reserve`] lends its place
@@ -108,7 +122,28 @@ pub struct BlockingSender {
 }
 
 impl BlockingSender {
+    /// Makes the sending end of a ring and waits for the other side of the control stream, which makes the receiver, as
+    /// [`connect::sender`] does. The ring is in [`Mode::Notify`], whatever `config` says, so the other end may wait in
+    /// any way. A ring that is connected in this way can always be waited for.
+    ///
+    /// # Errors
+    ///
+    /// [`ConnectError`], also if a descriptor cannot be copied.
+    pub fn connect<'u>(
+        device: &Arc<dyn Device>,
+        config: &RingConfig,
+        mut control: ControlStream,
+        until: impl Into<WaitLimit<'u>>,
+    ) -> Result<Self, ConnectError> {
+        let sender = connect::sender(device, &waited_for(config), &mut control, until)?;
+        Self::new(sender, control).map_err(ConnectError::from)
+    }
+
     /// Wraps a connected ring and the control stream over which it was connected.
+    ///
+    /// # Errors
+    ///
+    /// [`BlockingError::NotNotify`], [`BlockingError::System`].
     pub fn new(sender: Sender, control: ControlStream) -> Result<Self, BlockingError> {
         let fd = match sender.fd() {
             Some(fd) if sender.ring().mode == Mode::Notify => fd.try_clone_to_owned(),
@@ -128,6 +163,12 @@ impl BlockingSender {
         self.waiter.deadline = deadline;
     }
 
+    /// Ends each call with [`BlockingError::Deadline`] once it has waited this long; never, if it is `None`. A
+    /// [deadline](Self::set_deadline) ends the call if it is earlier.
+    pub fn set_timeout(&mut self, timeout: Option<std::time::Duration>) {
+        self.waiter.timeout = timeout.map(Duration::from);
+    }
+
     /// Sends a copy of `message` once there is room. [`BlockingError::TooManyMessages`] is returned at once,
     /// even if earlier messages are not delivered yet.
     pub fn send(&mut self, message: &[u8]) -> Result<(), BlockingError> {
@@ -136,18 +177,25 @@ impl BlockingSender {
             Err(SendError::Full) => {}
             Err(error) => return Err(error.into()),
         }
+        self.waiter.start();
         self.wait_for_room(message.len())?;
         Ok(self.sender.try_send(message)?)
     }
 
     /// Lends the place of a message of `len` bytes once there is room.
     pub fn reserve(&mut self, len: usize) -> Result<Reservation<'_>, BlockingError> {
+        self.waiter.start();
         self.wait_for_room(len)?;
         Ok(self.sender.try_reserve(len)?)
     }
 
     /// Publishes everything that was sent.
     pub fn flush(&mut self) -> Result<(), BlockingError> {
+        self.waiter.start();
+        self.flush_started()
+    }
+
+    fn flush_started(&mut self) -> Result<(), BlockingError> {
         while !self.sender.flush()? {
             let sender = &mut self.sender;
             self.waiter.wait(|phase| {
@@ -161,9 +209,15 @@ impl BlockingSender {
         Ok(())
     }
 
-    /// Publishes everything and waits until the receiver has consumed it. Returns the control stream.
-    pub fn close(mut self) -> Result<ControlStream, BlockingError> {
-        let flushed = self.flush();
+    /// Publishes everything and waits until the receiver has consumed it. Call it before the sender is dropped.
+    ///
+    /// # Errors
+    ///
+    /// The sender stays as it is: [`Sender::consumed`] of [`BlockingSender::ring`] tells how many messages the receiver
+    /// has consumed, and the call can be repeated after [`BlockingError::Deadline`] or [`BlockingError::Interrupted`].
+    pub fn close(&mut self) -> Result<(), BlockingError> {
+        self.waiter.start();
+        let flushed = self.flush_started();
         // A receiver that has consumed everything may leave, so a failed flush is then no error.
         if !self.sender.is_drained() {
             flushed?;
@@ -183,7 +237,12 @@ impl BlockingSender {
             stepped?;
             self.on_wake_up()?;
         }
-        Ok(self.waiter.control)
+        Ok(())
+    }
+
+    /// Returns the ring and the control stream. Dropping the ring ends it after the messages already published.
+    pub fn into_parts(self) -> (Sender, ControlStream) {
+        (self.sender, self.waiter.control)
     }
 
     /// Returns the sender itself, for its calls that never wait.
@@ -251,7 +310,28 @@ pub struct BlockingReceiver {
 }
 
 impl BlockingReceiver {
+    /// Makes the receiving end of a ring and waits for the other side of the control stream, which makes the sender, as
+    /// [`connect::receiver`] does. The ring is in [`Mode::Notify`], whatever `config` says, so the other end may wait in
+    /// any way. A ring that is connected in this way can always be waited for.
+    ///
+    /// # Errors
+    ///
+    /// [`ConnectError`], also if a descriptor cannot be copied.
+    pub fn connect<'u>(
+        device: &Arc<dyn Device>,
+        config: &RingConfig,
+        mut control: ControlStream,
+        until: impl Into<WaitLimit<'u>>,
+    ) -> Result<Self, ConnectError> {
+        let receiver = connect::receiver(device, &waited_for(config), &mut control, until)?;
+        Self::new(receiver, control).map_err(ConnectError::from)
+    }
+
     /// Wraps a connected ring and the control stream over which it was connected.
+    ///
+    /// # Errors
+    ///
+    /// [`BlockingError::NotNotify`], [`BlockingError::System`].
     pub fn new(receiver: Receiver, control: ControlStream) -> Result<Self, BlockingError> {
         let fd = match receiver.fd() {
             Some(fd) if receiver.ring().mode == Mode::Notify => fd.try_clone_to_owned(),
@@ -271,6 +351,12 @@ impl BlockingReceiver {
         self.waiter.deadline = deadline;
     }
 
+    /// Ends each call with [`BlockingError::Deadline`] once it has waited this long; never, if it is `None`. A
+    /// [deadline](Self::set_deadline) ends the call if it is earlier.
+    pub fn set_timeout(&mut self, timeout: Option<std::time::Duration>) {
+        self.waiter.timeout = timeout.map(Duration::from);
+    }
+
     /// Waits for the next message and lends it in place; dropping it releases it. Messages published before
     /// the peer left are delivered before [`BlockingError::PeerGone`]. [`BlockingError::TooManyMessages`] is
     /// returned at once, before the messages still in the ring.
@@ -279,8 +365,21 @@ impl BlockingReceiver {
         Ok(Received::new(&mut self.receiver, held))
     }
 
+    /// Waits as [`BlockingReceiver::recv`] does, no longer than `timeout`, whatever [`set_timeout`](Self::set_timeout)
+    /// allows.
+    pub fn recv_timeout(
+        &mut self,
+        timeout: std::time::Duration,
+    ) -> Result<Received<'_>, BlockingError> {
+        let usual = self.waiter.timeout.replace(timeout.into());
+        let taken = self.take();
+        self.waiter.timeout = usual;
+        Ok(Received::new(&mut self.receiver, taken?))
+    }
+
     /// Like [`BlockingReceiver::recv`], but the caller releases the message on [`BlockingReceiver::ring`].
     pub fn take(&mut self) -> Result<HeldMessage, BlockingError> {
+        self.waiter.start();
         loop {
             if let Some(held) = self.receiver.try_take()? {
                 return Ok(held);
@@ -311,6 +410,11 @@ impl BlockingReceiver {
         // If the ring is broken, the sender cannot be told.
         let _ = self.receiver.push_head();
         self.waiter.control
+    }
+
+    /// Returns the ring and the control stream.
+    pub fn into_parts(self) -> (Receiver, ControlStream) {
+        (self.receiver, self.waiter.control)
     }
 
     /// Returns the receiver itself, for its calls that never wait.

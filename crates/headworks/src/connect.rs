@@ -2,7 +2,12 @@
 //!
 //! Both sides call at about the same time: one calls [`sender`], the other [`receiver`]. A caller that must
 //! not wait performs the same steps one by one, with [`SenderSetup`] and [`ReceiverSetup`]. A caller that has
-//! both ends connects them with [`pair`].
+//! both ends connects them with [`pair`]. Ends that wait are connected by
+//! [`BlockingSender::connect`](crate::blocking::BlockingSender::connect) and
+//! [`BlockingReceiver::connect`](crate::blocking::BlockingReceiver::connect).
+//!
+//! Every call takes a limit: an [`Instant`](headworks_verbs::Instant), a [`std::time::Duration`] from now on, or a
+//! [`WaitLimit`] with an interrupt.
 
 use std::sync::Arc;
 
@@ -14,6 +19,8 @@ use headworks_ring::{
 use headworks_verbs::Device;
 use rustix::rand::{GetRandomFlags, getrandom};
 
+use crate::blocking::BlockingError;
+
 /// An end of a ring could not be made or connected.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -24,6 +31,9 @@ pub enum ConnectError {
     /// The control stream failed, or the bring-up with the other side did not complete.
     #[error(transparent)]
     ControlStream(#[from] NetError),
+    /// The connected end cannot be waited for.
+    #[error(transparent)]
+    Waiting(#[from] BlockingError),
 }
 
 /// Makes the sending end and waits for the other side of the control stream, which makes the [`receiver`].
@@ -80,9 +90,9 @@ fn random_psn() -> Result<u32, NetError> {
 ///
 /// ```
 /// use headworks::connect;
-/// use headworks::ring::{Group, GroupConfig, RingConfig};
-/// use headworks::net::{clock, ControlStream};
-/// use headworks::verbs::Duration;
+/// use headworks::ring::{AfterStep, Group, GroupConfig, RingConfig};
+/// use headworks::net::ControlStream;
+/// use std::time::Duration;
 ///
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # let dir = tempfile::tempdir()?;
@@ -91,25 +101,25 @@ fn random_psn() -> Result<u32, NetError> {
 /// # let open = |name: &str| headworks::verbs::Provider::open(&provider, &name.parse().unwrap());
 /// # let (device, theirs) = (open("soft:h1")?, open("soft:h2")?);
 /// let config = RingConfig::fixed(128, 64);
-/// let deadline = clock::now() + Duration::from_secs(5);
+/// let limit = Duration::from_secs(5);
 /// let mut group = Group::receiving(&device, &GroupConfig::new(config.clone(), 1000))?;
 ///
 // Each sender has a control of its own and is added when it connects.
 /// let (mut control, mut there) = ControlStream::pair()?;
 /// let sending = std::thread::spawn(move || {
-///     let mut sender = connect::sender(&theirs, &config, &mut there, deadline).unwrap();
+///     let mut sender = connect::sender(&theirs, &config, &mut there, limit).unwrap();
 ///     sender.try_send(&[7; 64]).unwrap();
 ///     sender.flush().unwrap();
 ///     sender
 /// });
-/// let ring = connect::into_group(&device, &mut group, &mut control, deadline)?;
+/// let ring = connect::into_group(&device, &mut group, &mut control, limit)?;
 ///
 /// loop {
 ///     if let Some((from, message)) = group.try_recv()? {
 ///         assert_eq!((from, message[0]), (ring, 7));
 ///         break;
 ///     }
-///     group.step(false)?;
+///     group.step(AfterStep::Poll)?;
 /// }
 /// # sending.join().unwrap();
 /// # Ok(())

@@ -69,16 +69,31 @@ const KINDS: &[Kind] = &[
 /// The features that add a kind of device. Each is called as its kind.
 const FEATURES: [&str; 3] = ["soft", "ibv", "sim"];
 
-/// Opens the device called `name`: `KIND[:NAME][,key=value…]`. Paces it if the name says so (module `pace`).
+/// Opens the device called `name`: `KIND[:NAME][,key=value…]`, as text or as a [`DeviceName`]. Paces it if the name
+/// says so (module `pace`).
+///
+/// ```
+/// # #[cfg(feature = "soft")]
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let device = headworks::open("soft:h1")?;
+/// # Ok(())
+/// # }
+/// ```
 ///
 /// # Errors
 ///
-/// [`OpenError::MissingFeature`] if the name asks for something whose cargo feature is off.
-pub fn open(name: &DeviceName) -> Result<Arc<dyn Device>, OpenError> {
-    let (plain, pacing) = pace::split(name)?;
+/// [`OpenError::Name`] if the text is not a device name, [`OpenError::MissingFeature`] if it asks for something whose
+/// cargo feature is off, and all others.
+pub fn open<N>(name: N) -> Result<Arc<dyn Device>, OpenError>
+where
+    N: TryInto<DeviceName>,
+    OpenError: From<N::Error>,
+{
+    let name = name.try_into()?;
+    let (plain, pacing) = pace::split(&name)?;
     let device = (kind(&plain)?.provider)().open(&plain)?;
     match pacing {
-        Some(config) => pace::paced(device, name, config),
+        Some(config) => pace::paced(device, &name, config),
         None => Ok(device),
     }
 }
@@ -188,7 +203,7 @@ pub(crate) fn is_wrong_registry(error: &RegistryError) -> bool {
 
 /// Wraps [`open`] as the [`DeviceOpener`] that the runtime passes to actors.
 pub fn opener() -> DeviceOpener {
-    Arc::new(open)
+    Arc::new(|name: &DeviceName| open(name))
 }
 
 #[cfg(all(

@@ -37,8 +37,7 @@
 //! - [`verbs`]: the RDMA types and traits that all modules use.
 //! - [`pace`]: doorbell pacing, requested in a device's name; [`pacing`] implements it.
 //! - [`service`]: streams through this host's daemon, which shares few queue pairs among all applications.
-//!   [`daemon`] is the daemon's core and [`client`] the protocol between the two, for programs that run them
-//!   in a world of their own.
+//!   [`daemon`] is the daemon's core, for programs that run it in a world of their own.
 //! - [`testing`]: devices that misbehave on purpose, on a private fabric, for your own tests.
 //! - [`net`]: rendezvous under a name or at an address, control streams, waiting, the real clock, signals.
 //! - [`runtime`]: actors and the worlds that they run in.
@@ -72,6 +71,7 @@ pub mod testing;
 
 pub use devices::{DEFAULT_DEVICE, devices, open, opener};
 #[cfg(feature = "daemon")]
+#[doc(hidden)]
 pub use headworks_client as client;
 #[cfg(feature = "daemon")]
 pub use headworks_daemon as daemon;
@@ -80,12 +80,13 @@ pub use headworks_net as net;
 pub use headworks_pacing as pacing;
 #[cfg(feature = "runtime")]
 pub use headworks_runtime as runtime;
+pub use headworks_shm::{Registry, RegistryError};
 #[cfg(feature = "sim")]
 pub use headworks_simnic as sim;
 pub use headworks_verbs as verbs;
 
 /// Opens the user's registry, in which processes meet under names (`HEADWORKS_FABRIC` overrides its
 /// location).
-pub fn registry() -> Result<std::sync::Arc<headworks_shm::Registry>, net::NetError> {
-    Ok(headworks_shm::Registry::open_default()?)
+pub fn registry() -> Result<std::sync::Arc<Registry>, net::NetError> {
+    Ok(Registry::open_default()?)
 }

@@ -7,7 +7,7 @@
 //!
 //! ```no_run
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! let device = headworks::open(&"soft:h1,pace".parse()?)?;
+//! let device = headworks::open("soft:h1,pace")?;
 //! // … queue pairs as of any device …
 //! let status = headworks::pace::status(device.info()).ok_or("not paced by this process")?;
 //! println!("{} B/s, {} queue pairs active", status.rate_bytes_per_s, status.active);

@@ -7,7 +7,7 @@
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let service = Service::open("example")?;
-//! let mut stream = service.connect("10.0.0.2:7000".parse()?)?;
+//! let mut stream = service.connect("10.0.0.2:7000")?;
 //! stream.send_all(b"over the weir")?;
 //! let mut answer = [0; 64];
 //! let len = stream.recv(&mut answer)?;
@@ -23,13 +23,29 @@
 //! [`ServiceError::Forked`], and dropping them has no effect. The child may attach itself. The C library's fork
 //! closes the child's copy of the socket, so the daemon notices the parent's death while the child lives.
 //!
+//! # Closing and exit
+//!
+//! Dropping a [`Stream`] closes the connection, and everything that was sent still arrives. A connection that is open
+//! when its process ends is reset: the peer receives a part of what was sent, then an error. `std::process::exit` drops
+//! nothing. So a program that calls [`Stream::send_all`] and then `exit` delivers only what the daemon had carried by
+//! then; drop the stream before `exit`. Returning from `main` drops the variables of `main`, but nothing that a thread
+//! or a `static` owns.
+//!
+//! # When the daemon restarts
+//!
+//! The connections, ports and memory of a daemon that has ended are gone: their calls fail with
+//! [`ServiceError::DaemonGone`] or [`ServiceError::Reset`]. The next call of the [`Service`] that asks for something
+//! new (to connect, listen, bind or allocate) attaches to the daemon again, at the same socket. While no daemon serves
+//! there, that call fails with [`ServiceError::NoDaemon`].
+//!
 //! # Polling
 //!
-//! [`Stream::fd`], [`Listener::fd`] and [`PendingConnection`] have descriptors for poll(2) and epoll(7). The
-//! calls for when they are ready are those of a stream with [`Stream::set_nonblocking`],
+//! [`Stream::readiness`], [`Listener::readiness`] and [`PendingConnection`] have descriptors for poll(2) and epoll(7).
+//! The calls for when they are ready are those of a stream with [`Stream::set_nonblocking`],
 //! [`Listener::try_accept`] and [`PendingConnection::finish`]. The descriptors are level-triggered, as those
 //! of sockets: readable while there is something to receive, writable while there is room, hung up once the
 //! connection is reset. Readiness may be spurious; the call then fails with [`ServiceError::WouldBlock`].
+//! With the cargo feature `tokio`, the module `asynchronous` has streams for tasks.
 //!
 //! # Messages
 //!
@@ -48,16 +64,18 @@
 
 use std::fmt;
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 pub use headworks_client::control_block::Transfer;
 pub use headworks_client::socket_message::Refusal;
 pub use headworks_client::{ContractError, Outcome, Reset, Rights};
+use headworks_net::clock;
 use headworks_shm::SegmentError;
 use headworks_verbs::{Duration, Instant};
 
+mod attachment;
 mod datagrams;
 mod leader_followers;
 mod listener;
@@ -69,13 +87,15 @@ mod shared_session;
 mod stream;
 mod stream_half;
 
+use attachment::Attachment;
 pub use datagrams::{Datagrams, MESSAGE_MAX, Message};
 pub use listener::Listener;
 pub use pending_connection::PendingConnection;
+pub use readiness_socket::Readiness;
 pub use remote_memory::{Export, RemoteOperation, RevokeError};
 pub use shared_memory::{Loan, SharedMemory};
-use shared_session::{Answer, SharedSession};
-pub use stream::{Peeked, Reader, ReclaimError, Stream};
+use shared_session::Answer;
+pub use stream::{Peeked, Reader, ReclaimError, Stream, Writer};
 
 /// Returns the default path of the socket of the daemon that serves `address` for applications of its own
 /// user.
@@ -145,9 +165,19 @@ pub enum ServiceError {
     /// The message has this many bytes, more than [`MESSAGE_MAX`].
     #[error("a message of {0} bytes: at most {MESSAGE_MAX} are allowed")]
     TooLong(usize),
-    /// The stream's reader was taken, so only the reader receives.
-    #[error("the stream's reader was taken: receive with the reader")]
-    Taken,
+    /// A call of another handle is in progress, so the stream's descriptor cannot be made now.
+    #[error(
+        "another thread waits on this connection: make the descriptor before, with Stream::readiness"
+    )]
+    Busy,
+    /// The address is not that of the daemon, so nothing can be bound to it.
+    #[error("{}", not_own(.at, .own.as_ref()))]
+    NotOwnAddress {
+        /// The address that was to be bound.
+        at: IpAddr,
+        /// The daemon's address; `None` if the daemon is too old to tell.
+        own: Option<IpAddr>,
+    },
     /// The call would have to wait, and the object is nonblocking.
     #[error("the call would have to wait: nothing has arrived, or there is no room")]
     WouldBlock,
@@ -182,6 +212,17 @@ fn no_daemon(path: &str, source: &io::Error) -> String {
     }
 }
 
+fn not_own(at: &IpAddr, own: Option<&IpAddr>) -> String {
+    match own {
+        Some(own) => format!(
+            "{at} is not the address that the daemon serves: bind {own}, or an unspecified address"
+        ),
+        None => format!(
+            "the daemon does not tell whether {at} is its address: bind an unspecified address"
+        ),
+    }
+}
+
 fn system(what: &'static str) -> impl FnOnce(io::Error) -> ServiceError {
     move |source| ServiceError::System { what, source }
 }
@@ -201,6 +242,9 @@ impl From<ServiceError> for io::Error {
             ServiceError::Reset(_) => ErrorKind::ConnectionReset,
             ServiceError::Ended => ErrorKind::BrokenPipe,
             ServiceError::WouldBlock => ErrorKind::WouldBlock,
+            ServiceError::Busy => ErrorKind::ResourceBusy,
+            ServiceError::NotOwnAddress { .. } => ErrorKind::AddrNotAvailable,
+            ServiceError::System { source, .. } => source.kind(),
             ServiceError::Operation(Outcome::Denied) => ErrorKind::PermissionDenied,
             ServiceError::Operation(_) | ServiceError::TooLong(_) => ErrorKind::InvalidInput,
             ServiceError::DaemonGone => ErrorKind::ConnectionAborted,
@@ -215,12 +259,15 @@ impl From<ServiceError> for io::Error {
 const UNEXPECTED_ANSWER: ContractError = ContractError::Message("another answer");
 
 /// An application's session with the daemon of its host. Clones share the session.
+///
+/// After the daemon was restarted, the next call that asks for something new attaches to it again: see
+/// [the module](self#when-the-daemon-restarts).
 #[derive(Clone)]
-pub struct Service(Arc<SharedSession>);
+pub struct Service(Arc<Attachment>);
 
 impl fmt::Debug for Service {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
+        write!(f, "Service({})", self.socket().display())
     }
 }
 
@@ -235,7 +282,7 @@ impl Service {
     pub fn open(name: &str) -> Result<Self, ServiceError> {
         let named = std::env::var_os("HEADWORKS_DAEMON");
         if let Some(path) = named.filter(|path| !path.is_empty()) {
-            return Self::attach(path.as_ref(), name);
+            return Self::attach(path, name);
         }
         let own = socket_of(Ipv4Addr::LOCALHOST.into());
         let is_absent = |source: &io::Error| {
@@ -248,7 +295,7 @@ impl Service {
             Err(ServiceError::NoDaemon { source, .. })
                 if is_absent(&source) && Path::new(SYSTEM_SOCKET).exists() =>
             {
-                let attached = Self::attach(SYSTEM_SOCKET.as_ref(), name);
+                let attached = Self::attach(SYSTEM_SOCKET, name);
                 attached.map_err(|error| match error {
                     ServiceError::NoDaemon { source, .. } if is_absent(&source) => {
                         ServiceError::NoDaemon {
@@ -268,29 +315,60 @@ impl Service {
     /// # Errors
     ///
     /// [`ServiceError::NoDaemon`], [`ServiceError::Refused`]. [`ServiceError::DaemonSilent`] after 10 seconds.
-    pub fn attach(path: &Path, name: &str) -> Result<Self, ServiceError> {
-        SharedSession::attach(path, name).map(Self)
+    pub fn attach(path: impl AsRef<Path>, name: &str) -> Result<Self, ServiceError> {
+        Attachment::new(path.as_ref(), name).map(|attachment| Self(Arc::new(attachment)))
     }
 
     /// Returns the path of the daemon's socket.
     pub fn socket(&self) -> &Path {
-        &self.0.path
+        self.0.path()
     }
 
-    /// Whether no request is possible any more: the daemon is gone or has ended this session, or this is a
-    /// forked child. It stays so if another daemon starts at the same path.
+    /// Whether the session has ended: the daemon is gone or has ended it, or this is a forked child. Connections, ports
+    /// and memory of the session are then gone, too. The next call that asks for something new attaches again, and this
+    /// is false from then on.
     pub fn is_gone(&self) -> bool {
         self.0.is_gone()
     }
 
-    /// Connects to the listener at `to`. The daemon gives up after 10 seconds if the other host does not answer, the
-    /// link to it does not come up, or the listener's backlog stays full.
+    /// Attaches to the daemon again if the session has ended, and does nothing otherwise. Calls that ask for something
+    /// new do this by themselves.
     ///
     /// # Errors
     ///
-    /// [`ServiceError::Refused`], [`ServiceError::DaemonGone`], [`ServiceError::DaemonSilent`].
-    pub fn connect(&self, to: SocketAddr) -> Result<Stream, ServiceError> {
+    /// As [`Service::attach`], and [`ServiceError::Forked`].
+    pub fn reattach(&self) -> Result<(), ServiceError> {
+        self.0.session(None).map(drop)
+    }
+
+    /// Connects to the listener at `to`: an address such as `"10.0.0.2:7000"` or `"[::1]:7000"`, or a host's name and a
+    /// port. The system resolves names, which may take long. If a name has several addresses, they are tried in their
+    /// order until a listener accepts.
+    ///
+    /// The daemon gives an address up after 10 seconds if the other host does not answer, the link to it does not come
+    /// up, or the listener's backlog stays full.
+    ///
+    /// # Errors
+    ///
+    /// [`ServiceError::Refused`] by the last address. [`ServiceError::NoDaemon`] if the daemon has ended and no other
+    /// serves at its socket. [`ServiceError::DaemonGone`], [`ServiceError::DaemonSilent`]. [`ServiceError::System`] if
+    /// the name cannot be resolved.
+    pub fn connect(&self, to: impl ToSocketAddrs) -> Result<Stream, ServiceError> {
         self.connect_by(to, None)
+    }
+
+    /// Connects as [`Service::connect`] does, and waits no longer than `timeout`. Resolving a name does not count.
+    ///
+    /// # Errors
+    ///
+    /// As [`Service::connect`], and [`ServiceError::Deadline`].
+    pub fn connect_timeout(
+        &self,
+        to: impl ToSocketAddrs,
+        timeout: std::time::Duration,
+    ) -> Result<Stream, ServiceError> {
+        let to = resolve(to)?;
+        self.connect_by(&*to, Some(clock::now() + timeout))
     }
 
     /// Connects as [`Service::connect`] does, no later than `deadline`.
@@ -300,32 +378,42 @@ impl Service {
     /// As [`Service::connect`], and [`ServiceError::Deadline`].
     pub fn connect_by(
         &self,
-        to: SocketAddr,
+        to: impl ToSocketAddrs,
         deadline: Option<Instant>,
     ) -> Result<Stream, ServiceError> {
-        match self.0.answer_connect(deadline, to)? {
-            Answer::Connected(connection) => Ok(Stream::new(&self.0, connection)),
-            _ => Err(UNEXPECTED_ANSWER.into()),
+        let addresses = resolve(to)?;
+        let session = self.0.session(deadline)?;
+        let mut refused = None;
+        for to in addresses {
+            match session.answer_connect(deadline, to) {
+                Ok(Answer::Connected(connection)) => return Ok(Stream::new(&session, connection)),
+                Ok(_) => return Err(UNEXPECTED_ANSWER.into()),
+                Err(error @ ServiceError::Refused(_)) => refused = Some(error),
+                Err(error) => return Err(error),
+            }
         }
+        Err(refused.expect("there is an address, and it was refused"))
     }
 
     /// Starts to connect and does not wait for the answer.
     ///
     /// # Errors
     ///
-    /// [`ServiceError::DaemonGone`], [`ServiceError::System`].
+    /// [`ServiceError::NoDaemon`], [`ServiceError::DaemonGone`], [`ServiceError::System`].
     pub fn connect_start(&self, to: SocketAddr) -> Result<PendingConnection, ServiceError> {
-        PendingConnection::start(&self.0, to)
+        PendingConnection::start(&self.0.session(None)?, to)
     }
 
     /// Allocates memory that can be lent ([`Stream::lend`]). The application owns it until it is dropped.
     ///
     /// # Errors
     ///
-    /// [`ServiceError::Refused`] if a quota is reached or there is no memory. [`ServiceError::DaemonGone`].
+    /// [`ServiceError::Refused`] if a quota is reached or there is no memory. [`ServiceError::NoDaemon`],
+    /// [`ServiceError::DaemonGone`].
     pub fn alloc(&self, len: u32) -> Result<SharedMemory, ServiceError> {
-        match self.0.answer(None, |session| session.alloc(len))? {
-            Answer::Allocated(extent) => SharedMemory::new(&self.0, extent, len),
+        let session = self.0.session(None)?;
+        match session.answer(None, |session| session.alloc(len))? {
+            Answer::Allocated(extent) => SharedMemory::new(&session, extent, len),
             _ => Err(UNEXPECTED_ANSWER.into()),
         }
     }
@@ -336,7 +424,18 @@ impl Service {
     ///
     /// As [`Service::listen`]; and [`ServiceError::System`].
     pub fn bind(&self, port: u16) -> Result<Datagrams, ServiceError> {
-        Datagrams::bind(self, port)
+        Datagrams::bind(&self.0.session(None)?, port)
+    }
+
+    /// Opens a port for messages, as [`Service::bind`] does, at an address: see [`Service::listen_at`].
+    ///
+    /// # Errors
+    ///
+    /// As [`Service::bind`] and [`Service::listen_at`].
+    pub fn bind_at(&self, at: impl ToSocketAddrs) -> Result<Datagrams, ServiceError> {
+        let session = self.0.session(None)?;
+        let port = session.own_port(&resolve(at)?)?;
+        Datagrams::bind(&session, port)
     }
 
     /// Returns the address that the daemon serves, at which other hosts reach its listeners. `None` if the daemon is
@@ -344,9 +443,9 @@ impl Service {
     ///
     /// # Errors
     ///
-    /// [`ServiceError::DaemonGone`].
+    /// [`ServiceError::NoDaemon`], [`ServiceError::DaemonGone`].
     pub fn address(&self) -> Result<Option<IpAddr>, ServiceError> {
-        Ok(self.0.lock()?.session.address())
+        self.0.session(None)?.address()
     }
 
     /// Listens at `port`, 0 for any free one. Up to `backlog` connections wait to be accepted; further callers wait
@@ -354,14 +453,37 @@ impl Service {
     ///
     /// # Errors
     ///
-    /// [`ServiceError::Refused`], [`ServiceError::DaemonGone`].
+    /// [`ServiceError::Refused`], [`ServiceError::NoDaemon`], [`ServiceError::DaemonGone`].
     pub fn listen(&self, port: u16, backlog: u32) -> Result<Listener, ServiceError> {
-        match self
-            .0
-            .answer(None, |session| session.listen(port, backlog))?
-        {
-            Answer::Listening { listener, port } => Ok(Listener::new(&self.0, listener, port)),
-            _ => Err(UNEXPECTED_ANSWER.into()),
-        }
+        Listener::open(&self.0.session(None)?, port, backlog)
+    }
+
+    /// Listens at the port of `at`, as [`Service::listen`] does. The address of `at` must be the daemon's own, or
+    /// unspecified (`0.0.0.0` or `::`). If a name has several addresses, the first that the daemon serves counts.
+    ///
+    /// # Errors
+    ///
+    /// As [`Service::listen`]; [`ServiceError::NotOwnAddress`]; and [`ServiceError::System`] if the name cannot be
+    /// resolved.
+    pub fn listen_at(
+        &self,
+        at: impl ToSocketAddrs,
+        backlog: u32,
+    ) -> Result<Listener, ServiceError> {
+        let session = self.0.session(None)?;
+        let port = session.own_port(&resolve(at)?)?;
+        Listener::open(&session, port, backlog)
+    }
+}
+
+/// Returns all addresses of `name`, at least one.
+fn resolve(name: impl ToSocketAddrs) -> Result<Vec<SocketAddr>, ServiceError> {
+    let failed = system("resolving the address");
+    match name.to_socket_addrs().map(Vec::from_iter) {
+        Ok(all) if all.is_empty() => Err(failed(io::Error::new(
+            io::ErrorKind::NotFound,
+            "the name has no address",
+        ))),
+        resolved => resolved.map_err(failed),
     }
 }

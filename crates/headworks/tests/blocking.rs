@@ -131,9 +131,9 @@ fn few_messages_are_closed_while_the_receiver_waits_for_more() {
             (end, receiver)
         });
         send(&mut sender, 0..count);
-        let control = sender.close().expect("everything was consumed");
+        sender.close().expect("everything was consumed");
         // The receiver waits until the peer is gone, which the end of the control stream shows.
-        drop(control);
+        drop(sender);
         let (end, _receiver) = receiving.join().expect("receives");
         assert!(matches!(end, Err(BlockingError::PeerGone)), "{end:?}");
     }
@@ -169,8 +169,82 @@ fn the_consumed_count_is_known_after_the_receiver_closed() {
     let error = send_until_it_fails(&mut sender);
     assert!(matches!(error, BlockingError::PeerGone), "{error}");
     assert_eq!(sender.ring().consumed(), 3);
-    let error = sender.close().map(drop).expect_err("two were not consumed");
+    // Closing fails, and keeps the sender with its count.
+    let error = sender.close().expect_err("two were not consumed");
     assert!(matches!(error, BlockingError::PeerGone), "{error}");
+    assert_eq!(sender.ring().consumed(), 3);
+}
+
+#[test]
+fn closing_can_be_repeated_after_a_timeout() {
+    let Ends {
+        mut sender,
+        mut receiver,
+        _fabric,
+    } = ends(&config());
+    send(&mut sender, 0..5);
+    sender.set_timeout(Some(std::time::Duration::from_millis(1)));
+    let error = sender.close().expect_err("nothing was consumed");
+    assert!(matches!(error, BlockingError::Deadline), "{error}");
+    expect(&mut receiver, 0..5);
+    let _line = receiver.close();
+    sender.set_timeout(None);
+    sender.close().expect("everything was consumed");
+    let (ring, _control) = sender.into_parts();
+    assert_eq!(ring.consumed(), 5);
+}
+
+#[test]
+fn a_timeout_ends_each_call_and_the_earlier_of_two_limits_counts() {
+    let Ends {
+        mut sender,
+        mut receiver,
+        _fabric,
+    } = ends(&config());
+    let short = std::time::Duration::from_millis(1);
+    for _ in 0..2 {
+        let began = clock::now();
+        let end = receiver.recv_timeout(short).map(|message| message.to_vec());
+        assert!(matches!(end, Err(BlockingError::Deadline)), "{end:?}");
+        assert!(clock::now() >= began + short);
+    }
+    receiver.set_timeout(Some(short));
+    let end = receiver.recv().map(|message| message.to_vec());
+    assert!(matches!(end, Err(BlockingError::Deadline)), "{end:?}");
+    // A timeout does not extend a deadline that has passed.
+    receiver.set_timeout(Some(LIMIT.into()));
+    receiver.set_deadline(Some(clock::now()));
+    let end = receiver.recv().map(|message| message.to_vec());
+    assert!(matches!(end, Err(BlockingError::Deadline)), "{end:?}");
+    sender.set_timeout(Some(short));
+    let error = send_until_it_fails(&mut sender);
+    assert!(matches!(error, BlockingError::Deadline), "{error}");
+    // The ring is unaffected.
+    receiver.set_deadline(None);
+    assert_eq!(*receiver.recv().expect("a message"), message(0)[..]);
+}
+
+#[test]
+fn a_ring_that_waiting_ends_connect_can_be_slept_on_in_any_mode() {
+    let fabric = tempfile::tempdir().expect("a directory");
+    let path = fabric.path().join("fabric");
+    let (here, there) = ControlStream::pair().expect("a line");
+    let config = RingConfig::fixed(128, LEN);
+    let theirs = (path.clone(), config.clone());
+    let limit = std::time::Duration::from(LIMIT);
+    let other = thread::spawn(move || {
+        let device = open(&theirs.0, "soft:h2");
+        let end = BlockingReceiver::connect(&device, &theirs.1, there, limit);
+        let mut receiver = end.expect("connects");
+        expect(&mut receiver, 0..3);
+        receiver.close()
+    });
+    let device = open(&path, "soft:h1");
+    let end = BlockingSender::connect(&device, &config, here, limit);
+    let mut sender = end.expect("connects");
+    send(&mut sender, 0..3);
+    sender.close().expect("everything was consumed");
+    drop(other.join().expect("receives"));
 }
 
 #[test]
@@ -238,7 +312,7 @@ fn interrupts_and_deadlines_end_waits_and_nothing_else() {
     let end = receiver.recv().map(|message| message.to_vec());
     assert!(matches!(end, Err(BlockingError::Interrupted)), "{end:?}");
     sender.send(&message(1)).expect("no need to wait");
-    sender.close().map(drop).expect_err("interrupted");
+    sender.close().expect_err("interrupted");
 }
 
 #[test]
@@ -265,7 +339,7 @@ fn ends_that_wait_for_each_other_all_the_time_pass_everything() {
                 until_asleep(receiver_thread);
             }
         }
-        sender.close().map(drop)
+        sender.close()
     });
     let sender_thread = told.recv().expect("is told");
     for number in 0..20_000 {
@@ -443,7 +517,7 @@ fn closing_succeeds_after_a_receiver_that_read_everything_and_went() {
         assert!(clock::now().since(began) < LIMIT, "the ring never broke");
         thread::yield_now();
     }
-    sender.close().map(drop).expect("everything was consumed");
+    sender.close().expect("everything was consumed");
 }
 
 /// Kills the peer process while `wait` sleeps, and checks the error that `wait` returns.
@@ -510,6 +584,6 @@ fn closing_ends_with_a_killed_receiver() {
             send(&mut sender, 0..3);
             sender
         },
-        |sender| sender.close().err(),
+        |mut sender| sender.close().err(),
     );
 }

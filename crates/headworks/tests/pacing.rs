@@ -219,7 +219,7 @@ impl Pair {
 #[ignore = "paces as other tests tell it to, in a process of its own"]
 fn another() {
     let name = env::var(DEVICE).expect("a device");
-    let device = match headworks::open(&name.parse().expect("a name")) {
+    let device = match headworks::open(&name) {
         Ok(device) => device,
         Err(error) => {
             eprintln!("{error}");
@@ -263,7 +263,7 @@ fn run_in_forked_child(f: impl FnOnce() -> bool) -> bool {
 
 /// Opens a paced device in this process, and checks that others see that it does.
 fn takes_part(name: &str) -> bool {
-    let device = headworks::open(&name.parse().expect("a name")).expect("opens");
+    let device = headworks::open(name).expect("opens");
     let fabric = Registry::open_default().expect("the registry");
     let commons = fabric.common_segments().expect("it can be read").entries;
     let is_ours = commons

@@ -142,13 +142,13 @@ fn is_connection_error(error: &io::Error) -> bool {
 }
 
 /// Connects to the process that listens under `name`, without waiting.
-pub fn dial(fabric: &Registry, name: &str) -> Result<ControlStream, NetError> {
+pub fn dial(fabric: &Arc<Registry>, name: &str) -> Result<ControlStream, NetError> {
     ControlStream::from_unix(fabric.connect_name(name)?)
 }
 
 /// Connects to the process that listens under `name`, and waits if there is no listener yet.
 pub fn dial_wait<'u>(
-    fabric: &Registry,
+    fabric: &Arc<Registry>,
     name: &str,
     until: impl Into<WaitLimit<'u>>,
 ) -> Result<ControlStream, NetError> {

@@ -8,8 +8,8 @@ use std::thread;
 use std::time::Instant;
 
 use headworks::net::Interrupt;
-use headworks::service::{Reader, Service, Stream};
-use headworks_examples::program::{Failure, Outcome, gone, say};
+use headworks::service::{Reader, Service, Stream, Writer};
+use headworks_examples::program::{Failure, Outcome, say};
 use headworks_examples::service_program::{connect, join_all, receive_exact, send};
 
 use crate::wire::{ANSWER, Operation, REQUEST, Request, VALUE_MAX};
@@ -74,13 +74,13 @@ pub(crate) fn ask(
 }
 
 /// Runs one connection and returns the bytes of values that it carried.
-fn converse(mut stream: Stream, keys: u64, count: u64, interrupt: &Interrupt) -> Outcome<u64> {
-    let reader = stream.take_reader().ok_or_else(gone)?;
+fn converse(stream: Stream, keys: u64, count: u64, interrupt: &Interrupt) -> Outcome<u64> {
+    let (reader, mut writer) = stream.split();
     // Expected answers of the requests in flight. Its capacity limits how many there are.
     let (expect, expected) = sync_channel(WINDOW);
     thread::scope(|scope| {
         let checks = scope.spawn(move || check(reader, &expected, interrupt));
-        let sent = request(&mut stream, keys, count, &expect, interrupt);
+        let sent = request(&mut writer, keys, count, &expect, interrupt);
         drop(expect);
         let checked = join_all(vec![checks]);
         // Report a wrong answer before a failure to send: the former causes the latter.
@@ -90,7 +90,7 @@ fn converse(mut stream: Stream, keys: u64, count: u64, interrupt: &Interrupt) ->
 
 /// Sends requests and returns the bytes of values sent.
 fn request(
-    stream: &mut Stream,
+    stream: &mut Writer,
     keys: u64,
     count: u64,
     expect: &SyncSender<Answer>,

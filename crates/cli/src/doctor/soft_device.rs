@@ -76,7 +76,7 @@ fn unusable(said: impl fmt::Display) -> Unusable {
 }
 
 fn exchange() -> anyhow::Result<()> {
-    let device = headworks::open(&DEVICE.parse()?)?;
+    let device = headworks::open(DEVICE)?;
     send_to_self(&device).with_context(|| format!("{DEVICE} opens, and does not work"))
 }
 

@@ -125,10 +125,7 @@ fn connections_left_after_the_drain_are_reset_with_reasons() {
         assert_eq!(ended.code(), Some(code), "{said}");
         let refused = client.connect(to(1, 7000)).unwrap_err();
         assert!(
-            matches!(
-                refused,
-                ServiceError::DaemonGone | ServiceError::Refused(Refusal::Stopping)
-            ),
+            matches!(refused, ServiceError::NoDaemon { .. }),
             "{refused}"
         );
         daemons.sides[0] = daemons.daemon(0);
@@ -208,7 +205,7 @@ fn the_service_manager_is_notified() {
         "{ready}"
     );
     // The daemon really serves.
-    drop(Service::attach(socket.as_ref(), "test").unwrap());
+    drop(Service::attach(&socket, "test").unwrap());
     daemon.signal(Signal::TERM);
     let stopping = heard();
     assert!(
@@ -219,9 +216,7 @@ fn the_service_manager_is_notified() {
     // A `NOTIFY_SOCKET` that nobody listens at keeps no daemon from serving.
     drop(manager);
     let mut daemon = CommandProcess::start(fabric.headworks(&words).env("NOTIFY_SOCKET", &path));
-    until("the daemon", || {
-        Service::attach(socket.as_ref(), "test").is_ok()
-    });
+    until("the daemon", || Service::attach(&socket, "test").is_ok());
     daemon.signal(Signal::TERM);
     assert_eq!(daemon.wait().code(), Some(0));
     fabric.is_clean();

@@ -254,7 +254,7 @@ fn a_host_that_answers_nothing_is_given_up() {
     let silent = TcpListener::bind(("127.0.0.9", 17471)).unwrap();
     let client = daemons.attach(0);
     let began = std::time::Instant::now();
-    let at = (std::net::Ipv4Addr::new(127, 0, 0, 9), 7000).into();
+    let at = (std::net::Ipv4Addr::new(127, 0, 0, 9), 7000);
     let refused = client.connect(at).map(drop).unwrap_err();
     assert!(
         matches!(refused, ServiceError::Refused(Refusal::TimedOut)),

@@ -47,8 +47,7 @@ fn devices() -> Option<[(String, IpAddr); 2]> {
         return None;
     };
     let address = |name: String| {
-        let device = name.parse().expect("a name");
-        let device = headworks::open(&device).expect("a device that was named");
+        let device = headworks::open(&*name).expect("a device that was named");
         let gid = Ipv6Addr::from(device.info().gid.0);
         (name, gid.to_ipv4_mapped().expect("RoCE over IPv4").into())
     };

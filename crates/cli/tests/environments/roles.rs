@@ -328,7 +328,7 @@ fn message(number: u64) -> [u8; LEN] {
 }
 
 fn receive(leash: &Path) -> Result {
-    let device = headworks::open(&"soft:h1".parse()?)?;
+    let device = headworks::open("soft:h1")?;
     let listener = Listener::bind(&headworks::registry()?, "ring")?;
     say("ready");
     let mut control = listener.accept(soon())?;
@@ -345,8 +345,8 @@ fn receive(leash: &Path) -> Result {
 }
 
 fn send(leash: &Path) -> Result {
-    let device = headworks::open(&"soft:h2".parse()?)?;
-    let mut control = dial_wait(&*headworks::registry()?, "ring", soon())?;
+    let device = headworks::open("soft:h2")?;
+    let mut control = dial_wait(&headworks::registry()?, "ring", soon())?;
     let ring = connect::sender(&device, &config(), &mut control, soon())?;
     let mut sender = BlockingSender::new(ring, control)?;
     sender.set_deadline(Some(until()));
@@ -390,7 +390,7 @@ fn socket(host: u8, place: &Path) -> PathBuf {
 }
 
 fn serve(host: u8, place: &Path, port: u16, leash: &Path) -> Result {
-    let device = headworks::open(&format!("soft:h{host}").parse()?)?;
+    let device = headworks::open(&format!("soft:h{host}"))?;
     let config = ServerConfig {
         identity: Identity::open(address(host), u64::from(std::process::id())),
         port,

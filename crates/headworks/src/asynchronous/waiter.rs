@@ -1,5 +1,6 @@
 //! Wakes a waiting task by its ring's completion channel or by the control stream.
 
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::task::{Context, Poll};
 
@@ -9,6 +10,7 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
 use crate::blocking::{BlockingError, system};
+use crate::service::Readiness;
 
 /// The descriptors of the ring and the control stream, registered with the runtime's reactor.
 pub(super) struct TaskWaiter {
@@ -17,6 +19,14 @@ pub(super) struct TaskWaiter {
     line_fd: AsyncFd<OwnedFd>,
     /// Whether the control stream has ended: the peer closed or died.
     gone: bool,
+}
+
+/// Registers the descriptor of a stream or a listener with the reactor.
+pub(super) fn readiness_fd(fd: Readiness, interest: Interest) -> io::Result<AsyncFd<Readiness>> {
+    // SAFETY: a `Readiness` stays open until its last clone is dropped, and refers to one descriptor all its life.
+    // The `AsyncFd` owns a clone.
+    let registered = unsafe { AsyncFd::register_with_interest(fd, interest) };
+    Ok(registered?)
 }
 
 /// Registers a copy of `fd` with the reactor.

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
-use headworks_net::{ControlStream, NetError, SpinMode, WaitPhase, Waiter, WakeReason};
+use headworks_net::{ControlStream, NetError, SpinMode, WaitPhase, Waiter, WakeReason, clock};
 use headworks_verbs::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -24,7 +24,12 @@ pub(crate) struct EndWaiter {
     ring: OwnedFd,
     pub(crate) control: ControlStream,
     interrupt: Option<OwnedFd>,
+    /// When all waits end.
     pub(crate) deadline: Option<Instant>,
+    /// How long each call may wait.
+    pub(crate) timeout: Option<Duration>,
+    /// When the current call has waited as long as the timeout allows; `None` before its first wait.
+    expires: Option<Instant>,
     /// Messages that arrived over the control stream and were not taken yet, oldest first.
     pub(crate) line_messages: VecDeque<Vec<u8>>,
     /// Whether the control stream has ended.
@@ -40,10 +45,29 @@ impl EndWaiter {
             control,
             interrupt: None,
             deadline: None,
+            timeout: None,
+            expires: None,
             line_messages: VecDeque::new(),
             line_ended: false,
             ring_readable: false,
         }
+    }
+
+    /// Starts a call: its timeout counts from its first wait.
+    pub(crate) fn start(&mut self) {
+        self.expires = None;
+    }
+
+    /// Returns when the current call, which waits now, must end.
+    fn until(&mut self) -> Option<Instant> {
+        let Some(timeout) = self.timeout else {
+            return self.deadline;
+        };
+        let expires = *self.expires.get_or_insert_with(|| clock::now() + timeout);
+        Some(
+            self.deadline
+                .map_or(expires, |deadline| deadline.min(expires)),
+        )
     }
 
     pub(crate) fn interrupt_on(&mut self, fd: &impl AsFd) -> Result<(), BlockingError> {
@@ -99,6 +123,7 @@ impl EndWaiter {
         mut waiter: Waiter,
         mut look: impl FnMut(WaitPhase) -> bool,
     ) -> Result<bool, BlockingError> {
+        let until = self.until();
         let mut fds = Vec::with_capacity(4);
         let has_extra = extra.is_some();
         fds.extend(extra);
@@ -114,7 +139,7 @@ impl EndWaiter {
             fds.push(PollFd::new(&self.control, PollFlags::IN));
         }
         let woken = waiter
-            .wait_polling(&mut fds, self.deadline, &mut look)
+            .wait_polling(&mut fds, until, &mut look)
             .map_err(system("waiting"))?;
         match woken {
             WakeReason::Ready => return Ok(false),

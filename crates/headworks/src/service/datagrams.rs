@@ -18,15 +18,18 @@ use std::fmt;
 use std::mem::MaybeUninit;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 
 use headworks_net::{WaitPhase, Waiter, WakeReason};
-use headworks_verbs::Instant;
+use headworks_verbs::{Duration, Instant};
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use slab::Slab;
 
-use super::{Listener, Peeked, Service, ServiceError, system};
+use super::shared_session::SharedSession;
+use super::stream_half::CallLimits;
+use super::{Listener, Peeked, PendingConnection, ServiceError, system};
 
 pub use peer::MESSAGE_MAX;
 use peer::{LENGTH, Peer, PeerConnection, PeerStatus};
@@ -46,7 +49,7 @@ const EVENTS: usize = 64;
 /// A port that messages are sent from and come to. Each message arrives whole, once, and in the order of its
 /// sender; or not at all, if either end or the network between them fails.
 pub struct Datagrams {
-    service: Service,
+    shared: Arc<SharedSession>,
     listener: Listener,
     epoll: OwnedFd,
     /// Watches the peers that wait for room.
@@ -62,19 +65,19 @@ pub struct Datagrams {
     since_look: u32,
     /// The peer and message that were lent last and not consumed yet.
     shown: Option<(usize, PeerStatus)>,
-    deadline: Option<Instant>,
-    is_nonblocking: bool,
+    read_limits: CallLimits,
+    write_limits: CallLimits,
 }
 
 impl Datagrams {
-    pub(super) fn bind(service: &Service, port: u16) -> Result<Self, ServiceError> {
-        let mut listener = service.listen(port, BACKLOG)?;
+    pub(super) fn bind(shared: &Arc<SharedSession>, port: u16) -> Result<Self, ServiceError> {
+        let mut listener = Listener::open(shared, port, BACKLOG)?;
         let create = || epoll::create(epoll::CreateFlags::CLOEXEC).map_err(failed);
         let (epoll, room) = (create()?, create()?);
         watch(&epoll, listener.fd()?, LISTENER, EventFlags::IN)?;
         watch(&epoll, room.as_fd(), ROOM, EventFlags::IN)?;
         Ok(Self {
-            service: service.clone(),
+            shared: shared.clone(),
             listener,
             epoll,
             room,
@@ -84,8 +87,8 @@ impl Datagrams {
             ready: VecDeque::new(),
             since_look: 0,
             shown: None,
-            deadline: None,
-            is_nonblocking: false,
+            read_limits: CallLimits::default(),
+            write_limits: CallLimits::default(),
         })
     }
 
@@ -94,14 +97,38 @@ impl Datagrams {
         self.listener.port()
     }
 
+    /// Returns the address that messages come to: that of the daemon, with the port. The address is unspecified if the
+    /// daemon is too old to tell its own.
+    ///
+    /// # Errors
+    ///
+    /// [`ServiceError::Forked`].
+    pub fn local_addr(&self) -> Result<SocketAddr, ServiceError> {
+        self.listener.local_addr()
+    }
+
     /// Sets the instant until which calls may wait; `None` for no limit.
     pub fn set_deadline(&mut self, deadline: Option<Instant>) {
-        self.deadline = deadline;
+        self.read_limits.deadline = deadline;
+        self.write_limits.deadline = deadline;
+    }
+
+    /// Sets how long each call that receives may wait; `None` for no limit. A call that waits longer fails with
+    /// [`ServiceError::Deadline`].
+    pub fn set_read_timeout(&mut self, timeout: Option<std::time::Duration>) {
+        self.read_limits.timeout = timeout.map(Duration::from);
+    }
+
+    /// Sets how long each call that sends or flushes may wait; `None` for no limit. A call that waits longer fails with
+    /// [`ServiceError::Deadline`].
+    pub fn set_write_timeout(&mut self, timeout: Option<std::time::Duration>) {
+        self.write_limits.timeout = timeout.map(Duration::from);
     }
 
     /// Sets whether calls that would wait fail with [`ServiceError::WouldBlock`] instead.
     pub fn set_nonblocking(&mut self, nonblocking: bool) {
-        self.is_nonblocking = nonblocking;
+        self.read_limits.is_nonblocking = nonblocking;
+        self.write_limits.is_nonblocking = nonblocking;
     }
 
     /// Returns a descriptor to poll: readable while a message may have arrived, or while a send that was
@@ -131,7 +158,7 @@ impl Datagrams {
             return Err(ServiceError::TooLong(bytes.len()));
         }
         self.wait(WaitTarget::Room, |own| own.try_send(bytes, to))?;
-        match self.is_nonblocking {
+        match self.write_limits.is_nonblocking {
             true => Ok(()),
             // A blocking caller need not flush, so the rest of the message must go now.
             false => self.flush_to(to),
@@ -190,7 +217,7 @@ impl Datagrams {
     ///
     /// [`ServiceError::DaemonGone`].
     pub fn consume(&mut self) -> Result<(), ServiceError> {
-        self.service.0.check()?;
+        self.shared.check()?;
         let Some((at, found)) = self.shown.take() else {
             return Ok(());
         };
@@ -227,7 +254,7 @@ impl Datagrams {
         mut attempt: impl FnMut(&mut Self) -> Result<Option<T>, ServiceError>,
     ) -> Result<T, ServiceError> {
         // Checked before the descriptors are used: a forked child shares its parent's.
-        self.service.0.check()?;
+        self.shared.check()?;
         let mut attempt = |own: &mut Self| match attempt(own)? {
             // Room events are served first, so that the descriptor becomes ready again for new ones.
             None if on == WaitTarget::Room && own.serve_room()? => attempt(own),
@@ -236,7 +263,11 @@ impl Datagrams {
         if let Some(done) = attempt(self)? {
             return Ok(done);
         }
-        if self.is_nonblocking {
+        let limits = match on {
+            WaitTarget::Room => self.write_limits,
+            WaitTarget::Any => self.read_limits,
+        };
+        if limits.is_nonblocking {
             return Err(ServiceError::WouldBlock);
         }
         let fd = match on {
@@ -244,7 +275,7 @@ impl Datagrams {
             WaitTarget::Any => &self.epoll,
         };
         let fd = fd.try_clone().map_err(system("epoll"))?;
-        let (mut waiter, deadline) = (Waiter::default(), self.deadline);
+        let (mut waiter, deadline) = (Waiter::default(), limits.until());
         loop {
             let mut found = Ok(None);
             let mut fds = [PollFd::new(&fd, PollFlags::IN)];
@@ -422,7 +453,7 @@ impl Datagrams {
 
     /// Starts a connection to `to`.
     fn find_or_connect(&mut self, to: SocketAddr) -> Result<usize, ServiceError> {
-        let connecting = self.service.connect_start(to)?;
+        let connecting = PendingConnection::start(&self.shared, to)?;
         let at = self.peers.vacant_key();
         watch(&self.room, connecting.as_fd(), at as u64, EventFlags::OUT)?;
         let mut peer = Peer::new(PeerConnection::Connecting(connecting), Some(to));

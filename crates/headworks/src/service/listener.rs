@@ -1,15 +1,17 @@
 //! Ports to which others connect.
 
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
 use headworks_client::connection::Connection;
+use headworks_net::clock;
 use headworks_verbs::Instant;
 
-use super::readiness_socket::ReadinessSocket;
-use super::shared_session::{LookFor, SessionState, SharedSession};
+use super::readiness_socket::{Readiness, ReadinessSocket};
+use super::shared_session::{Answer, LookFor, SessionState, SharedSession};
 use super::stream::Stream;
-use super::{ServiceError, system};
+use super::{ServiceError, UNEXPECTED_ANSWER, system};
 
 /// A port to which others connect, until it is dropped.
 #[derive(Debug)]
@@ -21,13 +23,33 @@ pub struct Listener {
 }
 
 impl Listener {
-    pub(super) fn new(shared: &Arc<SharedSession>, listener: u32, port: u16) -> Self {
-        Self {
-            shared: shared.clone(),
-            listener,
-            port,
-            watch: None,
+    /// Listens at `port`, 0 for any free one.
+    pub(super) fn open(
+        shared: &Arc<SharedSession>,
+        port: u16,
+        backlog: u32,
+    ) -> Result<Self, ServiceError> {
+        match shared.answer(None, |session| session.listen(port, backlog))? {
+            Answer::Listening { listener, port } => Ok(Self {
+                shared: shared.clone(),
+                listener,
+                port,
+                watch: None,
+            }),
+            _ => Err(UNEXPECTED_ANSWER.into()),
         }
+    }
+
+    /// Returns the address at which others reach it: that of the daemon, with the port. The address is unspecified if
+    /// the daemon is too old to tell its own.
+    ///
+    /// # Errors
+    ///
+    /// [`ServiceError::Forked`].
+    pub fn local_addr(&self) -> Result<SocketAddr, ServiceError> {
+        let own = self.shared.address()?;
+        let own = own.unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED));
+        Ok(SocketAddr::new(own, self.port))
     }
 
     /// Returns the port.
@@ -59,6 +81,15 @@ impl Listener {
         // Tells the daemon that the connection was accepted.
         self.shared.exchange(&mut *self.shared.lock()?)?;
         Ok(Stream::new(&self.shared, connection))
+    }
+
+    /// Waits as [`Listener::accept`] does, no longer than `timeout`.
+    ///
+    /// # Errors
+    ///
+    /// As [`Listener::accept`], and [`ServiceError::Deadline`].
+    pub fn accept_timeout(&self, timeout: std::time::Duration) -> Result<Stream, ServiceError> {
+        self.accept_by(Some(clock::now() + timeout))
     }
 
     fn take(&self, state: &mut SessionState) -> Option<Box<Connection>> {
@@ -100,7 +131,7 @@ impl Listener {
     ///
     /// [`ServiceError::Refused`] if the daemon has too few descriptors. [`ServiceError::DaemonGone`],
     /// [`ServiceError::System`].
-    pub fn fd(&mut self) -> Result<BorrowedFd<'_>, ServiceError> {
+    pub fn readiness(&mut self) -> Result<&Readiness, ServiceError> {
         if self.watch.is_none() {
             let (watch, other) =
                 ReadinessSocket::new_pair().map_err(system("a pair of sockets"))?;
@@ -114,7 +145,16 @@ impl Listener {
             self.shared.exchange_now(&mut state)?;
             self.watch = Some(watch);
         }
-        Ok(self.watch.as_ref().expect("made above").as_fd())
+        Ok(self.watch.as_ref().expect("made above").readiness())
+    }
+
+    /// Returns the descriptor of [`Listener::readiness`], borrowed.
+    ///
+    /// # Errors
+    ///
+    /// As [`Listener::readiness`].
+    pub fn fd(&mut self) -> Result<BorrowedFd<'_>, ServiceError> {
+        self.readiness().map(AsFd::as_fd)
     }
 }
 

@@ -4,6 +4,8 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
+#[cfg(feature = "tokio")]
+use super::readiness_socket::Readiness;
 use super::readiness_socket::ReadinessSocket;
 use super::shared_session::{Answer, SharedSession};
 use super::stream::Stream;
@@ -63,12 +65,21 @@ impl PendingConnection {
     }
 }
 
+#[cfg(feature = "tokio")]
+impl PendingConnection {
+    /// Returns the descriptor, if the connection was not returned yet.
+    pub(crate) fn readiness(&self) -> Option<&Readiness> {
+        self.watch.as_ref().map(ReadinessSocket::readiness)
+    }
+}
+
 impl AsFd for PendingConnection {
     /// # Panics
     ///
     /// After [`PendingConnection::finish`] has returned the connection, which then owns the descriptor.
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.watch.as_ref().expect("not finished yet").as_fd()
+        let watch = self.watch.as_ref().expect("not finished yet");
+        watch.readiness().as_fd()
     }
 }
 

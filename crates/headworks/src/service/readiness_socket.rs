@@ -9,7 +9,7 @@
 //! room.
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::Arc;
 
 use headworks_client::connection::ConnectionShared;
@@ -22,10 +22,29 @@ use rustix::net::{
 /// Bytes that one call writes to fill the socket.
 const FILL: [u8; 4096] = [0; 4096];
 
+/// The descriptor of a stream or of a listener, for poll(2), epoll(7) and reactors. Clones are the same descriptor,
+/// which stays open until the last of them and the object that it belongs to are dropped.
+///
+/// Only poll it. Bytes that a program reads from it or writes to it disturb the object's readiness.
+#[derive(Clone, Debug)]
+pub struct Readiness(Arc<OwnedFd>);
+
+impl AsFd for Readiness {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+impl AsRawFd for Readiness {
+    fn as_raw_fd(&self) -> RawFd {
+        self.0.as_raw_fd()
+    }
+}
+
 /// The application's end of the pair.
 #[derive(Debug)]
 pub(super) struct ReadinessSocket {
-    own: Arc<OwnedFd>,
+    own: Readiness,
     /// Bytes of past notifications that were not read: they lie in the socket or are on their way.
     bytes: usize,
     /// Whether the event count was armed. If it is armed no more, the daemon has notified it.
@@ -41,7 +60,7 @@ impl ReadinessSocket {
         // As small as the system allows: the buffer is only ever filled to make the socket unwritable.
         set_socket_send_buffer_size(&own, 1)?;
         let watch = Self {
-            own: Arc::new(own),
+            own: Readiness(Arc::new(own)),
             bytes: 1,
             was_armed: false,
             is_hung_up: false,
@@ -69,9 +88,9 @@ impl ReadinessSocket {
         self.is_hung_up
     }
 
-    /// Returns the descriptor, kept open while a thread sleeps on it.
-    pub(super) fn descriptor(&self) -> Arc<OwnedFd> {
-        self.own.clone()
+    /// Returns the descriptor.
+    pub(super) fn readiness(&self) -> &Readiness {
+        &self.own
     }
 
     /// Makes it unwritable until the daemon empties it. Returns whether the daemon still has its end.
@@ -139,11 +158,5 @@ impl ReadinessSocket {
             event_count.arm(false);
         }
         !was_armed
-    }
-}
-
-impl AsFd for ReadinessSocket {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.own.as_fd()
     }
 }

@@ -9,8 +9,8 @@ use headworks_shm::ordered_copy::prefetch_object;
 
 use super::shared_memory::SharedMemory;
 use super::shared_session::Answer;
-use super::stream::Stream;
-use super::stream_half::WeakConnection;
+use super::stream::{SendSide, Stream};
+use super::stream_half::{CallLimits, HalfGuard, WeakConnection};
 use super::{ContractError, Outcome, Refusal, Rights, ServiceError, UNEXPECTED_ANSWER};
 
 /// Limit on a connection's operations in flight.
@@ -178,7 +178,7 @@ impl Stream {
             Answer::Exported(export_id) => Ok(Export {
                 memory: ManuallyDrop::new(place.take().expect("seen above")),
                 export_id,
-                of: WeakConnection::from(&self.half.connection),
+                of: WeakConnection::from(&self.writer.connection),
                 revoking: None,
             }),
             _ => Err(UNEXPECTED_ANSWER.into()),
@@ -202,7 +202,7 @@ impl Stream {
     }
 
     fn revoked(&mut self, export: &mut Export) -> Result<(), ServiceError> {
-        export.of.check(&self.half.connection)?;
+        export.of.check(&self.writer.connection)?;
         let (handle, export_id) = (self.handle(), export.export_id);
         let request = match export.revoking {
             Some(request) => request,
@@ -211,9 +211,10 @@ impl Stream {
                 .request(None, |session| session.revoke(handle, export_id))?,
         };
         export.revoking = Some(request);
-        let answer = match self.half.is_nonblocking {
+        let limits = &self.writer.limits;
+        let answer = match limits.is_nonblocking {
             true => self.shared().answered(request)?,
-            false => Some(self.shared().await_answer(request, self.half.deadline)?),
+            false => Some(self.shared().await_answer(request, limits.until())?),
         };
         match answer {
             Some(Answer::Revoked) => Ok(()),
@@ -248,7 +249,8 @@ impl Stream {
         at: u64,
         place: &mut Option<SharedMemory>,
     ) -> Result<RemoteOperation, ServiceError> {
-        self.start(Op::Read, export_id, at, Some(place), [0; 2])
+        let (limits, mut side) = self.side()?;
+        side.start(&limits, Op::Read, export_id, at, Some(place), [0; 2])
     }
 
     /// Starts to copy all of `memory` to the other end's memory, at offset `at` in `export_id`.
@@ -277,7 +279,8 @@ impl Stream {
         at: u64,
         place: &mut Option<SharedMemory>,
     ) -> Result<RemoteOperation, ServiceError> {
-        self.start(Op::Write, export_id, at, Some(place), [0; 2])
+        let (limits, mut side) = self.side()?;
+        side.start(&limits, Op::Write, export_id, at, Some(place), [0; 2])
     }
 
     /// Starts to add to the aligned word at `at` in `export_id`, modulo 2⁶⁴. The other end's daemon executes it.
@@ -291,7 +294,8 @@ impl Stream {
         at: u64,
         operand: u64,
     ) -> Result<RemoteOperation, ServiceError> {
-        self.start(Op::FetchAdd, export_id, at, None, [operand, 0])
+        let (limits, mut side) = self.side()?;
+        side.start(&limits, Op::FetchAdd, export_id, at, None, [operand, 0])
     }
 
     /// Starts to replace the aligned word at `at` in `export_id` by `new`, if it is `expected`.
@@ -306,7 +310,15 @@ impl Stream {
         expected: u64,
         new: u64,
     ) -> Result<RemoteOperation, ServiceError> {
-        self.start(Op::CompareSwap, export_id, at, None, [new, expected])
+        let (limits, mut side) = self.side()?;
+        side.start(
+            &limits,
+            Op::CompareSwap,
+            export_id,
+            at,
+            None,
+            [new, expected],
+        )
     }
 
     /// Waits until an operation is over. For an atomic, returns the word's previous value. Its memory can be
@@ -318,25 +330,14 @@ impl Stream {
     /// [`ServiceError::WouldBlock`], [`ServiceError::Deadline`], [`ServiceError::Reset`],
     /// [`ServiceError::DaemonGone`], or [`ServiceError::Refused`] if another connection started it.
     pub fn finish(&mut self, operating: &mut RemoteOperation) -> Result<u64, ServiceError> {
-        operating.of.check(&self.half.connection)?;
-        let (outcomes, lent) = (operating.outcomes.clone(), operating.lent);
-        let (outcome, before) = self.half.wait(|sending| {
-            // The order matters: the daemon writes the outcome before it returns the record.
-            let is_returned = sending.is_returned(lent)?;
-            match (outcomes.get(), sending.status().reset) {
-                (Some(over), _) => Ok((Some(over), false)),
-                (None, _) if is_returned => Ok((Some((Outcome::Lost, 0)), false)),
-                (None, Some(why)) => Err(ServiceError::Reset(why)),
-                (None, None) => Ok((None, false)),
-            }
-        })?;
-        if let Some(slot) = operating.slot.take() {
-            self.free_slot(slot);
-        }
-        match outcome {
-            Outcome::Done => Ok(before),
-            outcome => Err(ServiceError::Operation(outcome)),
-        }
+        let (limits, mut side) = self.side()?;
+        side.finish(&limits, operating)
+    }
+
+    /// Returns this handle's limits, and borrows the sending half.
+    fn side(&mut self) -> Result<(CallLimits, HalfGuard<'_, SendSide>), ServiceError> {
+        let limits = self.writer.limits;
+        Ok((limits, self.writer.side()?))
     }
 
     /// Calls [`read_start`](Self::read_start) and waits until the operation is over, even on a nonblocking
@@ -412,15 +413,53 @@ impl Stream {
         memory.ok_or_else(|| UNEXPECTED_ANSWER.into())
     }
 
+    fn wait_finished(
+        &mut self,
+        operating: RemoteOperation,
+    ) -> Result<(Option<SharedMemory>, u64), ServiceError> {
+        let (limits, mut side) = self.side()?;
+        side.wait_finished(&limits, operating)
+    }
+}
+
+impl SendSide {
+    fn finish(
+        &mut self,
+        limits: &CallLimits,
+        operating: &mut RemoteOperation,
+    ) -> Result<u64, ServiceError> {
+        operating.of.check(&self.half.connection)?;
+        let (outcomes, lent) = (operating.outcomes.clone(), operating.lent);
+        let (outcome, before) = self.half.wait(limits, |sending| {
+            // The order matters: the daemon writes the outcome before it returns the record.
+            let is_returned = sending.is_returned(lent)?;
+            match (outcomes.get(), sending.status().reset) {
+                (Some(over), _) => Ok((Some(over), false)),
+                (None, _) if is_returned => Ok((Some((Outcome::Lost, 0)), false)),
+                (None, Some(why)) => Err(ServiceError::Reset(why)),
+                (None, None) => Ok((None, false)),
+            }
+        })?;
+        if let Some(slot) = operating.slot.take() {
+            self.free_slot(slot);
+        }
+        match outcome {
+            Outcome::Done => Ok(before),
+            outcome => Err(ServiceError::Operation(outcome)),
+        }
+    }
+
     /// Waits until an operation is over. If the wait fails before that, keeps the operation as an orphan.
     fn wait_finished(
         &mut self,
+        limits: &CallLimits,
         mut operating: RemoteOperation,
     ) -> Result<(Option<SharedMemory>, u64), ServiceError> {
-        let was_nonblocking = self.half.is_nonblocking;
-        self.half.is_nonblocking = false;
-        let finished = self.finish(&mut operating);
-        self.half.is_nonblocking = was_nonblocking;
+        let waits = CallLimits {
+            is_nonblocking: false,
+            ..*limits
+        };
+        let finished = self.finish(&waits, &mut operating);
         let memory = operating.take_memory();
         if operating.slot.is_some()
             && let Some(slots) = &mut self.slots
@@ -452,6 +491,7 @@ impl Stream {
 
     fn start(
         &mut self,
+        limits: &CallLimits,
         op: Op,
         export_id: u32,
         at: u64,
@@ -462,7 +502,9 @@ impl Stream {
         self.half.half.expect();
         let local = match &place {
             None => None,
-            Some(Some(memory)) if memory.is_of(self.shared()) && !memory.is_empty() => {
+            Some(Some(memory))
+                if memory.is_of(&self.half.connection.shared) && !memory.is_empty() =>
+            {
                 Some(memory.extent())
             }
             Some(_) => return Err(ServiceError::Refused(Refusal::Misuse)),
@@ -486,7 +528,7 @@ impl Stream {
             compare,
             result,
         };
-        let asked = self.half.wait(|sending| {
+        let asked = self.half.wait(limits, |sending| {
             if let Some(why) = sending.status().reset {
                 return Err(ServiceError::Reset(why));
             }
@@ -520,15 +562,19 @@ impl Stream {
 
     /// Takes a result slot for the next operation.
     fn slot(&mut self) -> Result<(Extent, u32), ServiceError> {
-        self.shared().check()?;
+        self.half.connection.shared.check()?;
         self.reap()?;
         if self.slots.is_none() {
             let bytes = SLOTS as u32 * SLOT;
-            let answer = self.shared().answer(None, |session| session.alloc(bytes))?;
+            let answer = self
+                .half
+                .connection
+                .shared
+                .answer(None, |session| session.alloc(bytes))?;
             let Answer::Allocated(extent) = answer else {
                 return Err(ContractError::Message("another answer").into());
             };
-            let memory = SharedMemory::new(self.shared(), extent, bytes)?;
+            let memory = SharedMemory::new(&self.half.connection.shared, extent, bytes)?;
             self.half.refresh()?;
             self.slots = Some(ResultSlots {
                 memory: ManuallyDrop::new(memory),

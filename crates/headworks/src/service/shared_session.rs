@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -135,6 +135,18 @@ impl SessionState {
         }
     }
 
+    /// Returns the error for a daemon that has hung up.
+    fn why_gone(&self) -> ServiceError {
+        match self.session.over() {
+            // The daemon has stopped. It stopped taking requests before, and refused them for the same reason.
+            Some(Refusal::Stopping) if self.session.doorbell().is_some() => {
+                ServiceError::DaemonGone
+            }
+            Some(why) => ServiceError::Refused(why),
+            None => ServiceError::DaemonGone,
+        }
+    }
+
     /// Queues a new connection for its listener.
     fn on_incoming(&mut self, listener: u32, connection: Box<Connection>) {
         match self.incoming.get_mut(&listener) {
@@ -230,7 +242,7 @@ impl SharedSession {
     /// # Errors
     ///
     /// [`ServiceError::Refused`] if the daemon hung up and gave a reason; [`ServiceError::DaemonGone`] if it
-    /// gave none.
+    /// gave none or has stopped.
     /// [`ServiceError::DaemonSilent`]: the daemon takes no packets.
     pub(super) fn exchange(&self, state: &mut SessionState) -> Result<(), ServiceError> {
         self.exchange_within(state, self.patience)
@@ -254,10 +266,7 @@ impl SharedSession {
         self.receive_packets(state)?;
         // Receiving may queue more packets, for what was abandoned meanwhile.
         match said.and_then(|()| self.send_packets(state, patience)) {
-            Err(ServiceError::DaemonGone) => Err(match state.session.over() {
-                Some(why) => ServiceError::Refused(why),
-                None => ServiceError::DaemonGone,
-            }),
+            Err(ServiceError::DaemonGone) => Err(state.why_gone()),
             said => said,
         }
     }
@@ -330,6 +339,27 @@ impl SharedSession {
             }
         }
         Ok(())
+    }
+
+    /// Returns the address that the daemon serves, if it tells.
+    pub(super) fn address(&self) -> Result<Option<IpAddr>, ServiceError> {
+        Ok(self.lock()?.session.address())
+    }
+
+    /// Returns the port of the first address of `at` that is unspecified or the daemon's own.
+    pub(super) fn own_port(&self, at: &[SocketAddr]) -> Result<u16, ServiceError> {
+        let own = self.address()?;
+        let is_own = |at: &&SocketAddr| {
+            let at = at.ip().to_canonical();
+            at.is_unspecified() || own == Some(at)
+        };
+        match at.iter().find(is_own) {
+            Some(at) => Ok(at.port()),
+            None => Err(ServiceError::NotOwnAddress {
+                at: at[0].ip(),
+                own,
+            }),
+        }
     }
 
     /// Whether no request is possible any more.

@@ -4,33 +4,55 @@ use std::fmt;
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
+use headworks_client::Session;
 use headworks_client::connection::{Connection, ReceiveHalf, Received, SendHalf};
 use headworks_shm::View;
-use headworks_verbs::Instant;
+use headworks_verbs::{Duration, Instant};
 
-use super::readiness_socket::ReadinessSocket;
+use super::readiness_socket::{Readiness, ReadinessSocket};
 use super::remote_memory::ResultSlots;
 use super::shared_memory::{self, Loan, SharedMemory};
 use super::shared_session::SharedSession;
-use super::stream_half::{ServiceConnection, StreamHalf, WeakConnection};
+use super::stream_half::{
+    CallLimits, HalfCell, HalfGuard, ServiceConnection, StreamHalf, WeakConnection,
+};
 use super::{Refusal, ServiceError, Transfer, system};
 
 /// A connection: a byte stream in each direction. Dropping it closes it; what was sent still arrives.
 ///
-/// One thread may receive while another sends, once the [`Reader`] was [taken](Stream::take_reader) from it.
+/// Several threads may use one connection: [`try_clone`](Stream::try_clone) makes another handle, and
+/// [`split`](Stream::split) makes a handle for each direction. Calls in different directions never wait for each other.
+/// Calls in one direction take turns: a call that waits keeps the calls of other handles in the same direction waiting,
+/// whatever their limits. The connection is closed when its last handle is dropped.
+///
+/// A shared `&Stream` reads and writes too, by [`io::Read`] and [`io::Write`]. Calls of a `&mut Stream` take no lock
+/// unless the stream was cloned.
 pub struct Stream {
-    pub(super) half: StreamHalf<SendHalf>,
-    reader: Option<Reader>,
-    /// Memory for the results of one-sided operations; allocated by the first one.
-    pub(super) slots: Option<ResultSlots>,
+    pub(super) writer: Writer,
+    reader: Reader,
 }
 
-/// The receiving half of a connection: see [`Stream::take_reader`]. The connection is closed once both the
-/// stream and the reader are dropped.
+/// The receiving half of a connection: see [`Stream::split`]. The connection is closed once both halves are dropped.
 pub struct Reader {
-    half: StreamHalf<ReceiveHalf>,
+    cell: HalfCell<StreamHalf<ReceiveHalf>>,
+    connection: Arc<ServiceConnection>,
+    limits: CallLimits,
+}
+
+/// The sending half of a connection: see [`Stream::split`]. The connection is closed once both halves are dropped.
+pub struct Writer {
+    pub(super) cell: HalfCell<SendSide>,
+    pub(super) connection: Arc<ServiceConnection>,
+    pub(super) limits: CallLimits,
+}
+
+/// The sending half, and what belongs to it.
+pub(super) struct SendSide {
+    pub(super) half: StreamHalf<SendHalf>,
+    /// Memory for the results of one-sided operations; allocated by the first one.
+    pub(super) slots: Option<ResultSlots>,
 }
 
 impl Stream {
@@ -40,96 +62,270 @@ impl Stream {
             handle: connection.handle(),
             local: connection.local(),
             peer: connection.peer(),
+            readiness: OnceLock::new(),
         });
         let Connection { sending, receiving } = *connection;
-        let side = StreamHalf::new(receiving, &link);
-        Self {
+        let side = SendSide {
             half: StreamHalf::new(sending, &link),
-            reader: Some(Reader { half: side }),
             slots: None,
+        };
+        Self {
+            reader: Reader {
+                cell: HalfCell::new(StreamHalf::new(receiving, &link)),
+                connection: link.clone(),
+                limits: CallLimits::default(),
+            },
+            writer: Writer {
+                cell: HalfCell::new(side),
+                connection: link,
+                limits: CallLimits::default(),
+            },
         }
     }
 
     pub(super) fn shared(&self) -> &Arc<SharedSession> {
-        &self.half.connection.shared
+        &self.writer.connection.shared
     }
 
     pub(super) fn handle(&self) -> u32 {
-        self.half.connection.handle
+        self.writer.connection.handle
     }
 
     /// Returns this end's address and port.
-    pub fn local(&self) -> SocketAddr {
-        self.half.connection.local
+    pub fn local_addr(&self) -> SocketAddr {
+        self.writer.connection.local
     }
 
     /// Returns the other end's address and port.
-    pub fn peer(&self) -> SocketAddr {
-        self.half.connection.peer
+    pub fn peer_addr(&self) -> SocketAddr {
+        self.writer.connection.peer
     }
 
-    /// Takes the receiving half, so that another thread can receive while this one sends; `None` if it was
-    /// taken before. From then on, only the reader has [`recv`](Self::recv) and [`peek`](Self::peek).
-    pub fn take_reader(&mut self) -> Option<Reader> {
-        self.reader.take()
+    /// Makes another handle of the same connection, with the same limits. From now on each call of either handle takes
+    /// a lock.
+    ///
+    /// # Errors
+    ///
+    /// [`ServiceError::Forked`].
+    pub fn try_clone(&mut self) -> Result<Self, ServiceError> {
+        self.shared().check()?;
+        let Self { writer, reader } = self;
+        Ok(Self {
+            writer: Writer {
+                cell: writer.cell.share(),
+                connection: writer.connection.clone(),
+                limits: writer.limits,
+            },
+            reader: Reader {
+                cell: reader.cell.share(),
+                connection: reader.connection.clone(),
+                limits: reader.limits,
+            },
+        })
     }
 
-    fn reader(&mut self) -> Result<&mut Reader, ServiceError> {
-        self.reader.as_mut().ok_or(ServiceError::Taken)
+    /// Splits the stream into its halves, so that one thread can receive while another sends. Neither takes a lock.
+    ///
+    /// The halves have no calls for [memory of the other end](super#the-other-ends-memory) and make no
+    /// [descriptor](Self::readiness). A program that needs these calls uses [`try_clone`](Self::try_clone), or makes the
+    /// descriptor first.
+    pub fn split(self) -> (Reader, Writer) {
+        (self.reader, self.writer)
     }
 
-    /// Sets the instant until which calls may wait; `None` for no limit.
+    /// Sets the instant until which calls of this handle may wait; `None` for no limit. A call that reaches it fails
+    /// with [`ServiceError::Deadline`].
     pub fn set_deadline(&mut self, deadline: Option<Instant>) {
-        self.half.deadline = deadline;
-        if let Some(reader) = &mut self.reader {
-            reader.set_deadline(deadline);
-        }
+        self.reader.set_deadline(deadline);
+        self.writer.set_deadline(deadline);
     }
 
-    /// Sets whether calls that would wait fail with [`ServiceError::WouldBlock`] instead.
+    /// Sets how long each call of this handle that receives may wait; `None` for no limit. See
+    /// [`Reader::set_read_timeout`].
+    pub fn set_read_timeout(&mut self, timeout: Option<std::time::Duration>) {
+        self.reader.set_read_timeout(timeout);
+    }
+
+    /// Sets how long each call of this handle that sends, or waits for memory, may wait; `None` for no limit. See
+    /// [`Writer::set_write_timeout`].
+    pub fn set_write_timeout(&mut self, timeout: Option<std::time::Duration>) {
+        self.writer.set_write_timeout(timeout);
+    }
+
+    /// Sets whether calls of this handle that would wait fail with [`ServiceError::WouldBlock`] instead.
     pub fn set_nonblocking(&mut self, nonblocking: bool) {
-        self.half.is_nonblocking = nonblocking;
-        if let Some(reader) = &mut self.reader {
-            reader.set_nonblocking(nonblocking);
-        }
+        self.reader.set_nonblocking(nonblocking);
+        self.writer.set_nonblocking(nonblocking);
     }
 
+    /// Makes the daemon signal readiness by `watch`.
     pub(super) fn set_readiness_socket(&mut self, watch: ReadinessSocket) {
-        if let Some(reader) = &mut self.reader {
-            reader.half.watch = Some(watch.another());
-        }
-        self.half.watch = Some(watch);
+        let connection = self.writer.connection.clone();
+        let _ = connection.readiness.set(watch.readiness().clone());
+        self.reader.cell.borrow().watch = Some(watch.another());
+        self.writer.cell.borrow().half.watch = Some(watch);
     }
 
     /// Returns a descriptor to poll: readable while there is something to receive, or the end of the stream;
     /// writable while there is room; hung up once the connection is reset or the daemon is gone. Readiness
     /// may be spurious. The descriptor may become ready a little after the bytes can be received.
     ///
-    /// Each call returns the same descriptor. It becomes unready when [`recv`](Self::recv) or
-    /// [`send`](Self::send) finds that there is nothing more. Call them until they fail with
+    /// The first call makes the descriptor, and each call returns the same one. It becomes unready when
+    /// [`recv`](Self::recv) or [`send`](Self::send) finds that there is nothing more. Call them until they fail with
     /// [`ServiceError::WouldBlock`], or poll again.
     ///
     /// # Errors
     ///
-    /// [`ServiceError::Refused`] if the daemon has too few descriptors. [`ServiceError::Taken`] if the reader
-    /// was taken before the first call. [`ServiceError::DaemonGone`], [`ServiceError::System`].
-    pub fn fd(&mut self) -> Result<BorrowedFd<'_>, ServiceError> {
-        if self.half.watch.is_none() {
-            self.shared().check()?;
-            // A reader that was taken may be asleep, and relies on packets to wake it.
-            self.reader()?;
-            let (watch, other) =
-                ReadinessSocket::new_pair().map_err(system("a pair of sockets"))?;
-            // They were armed for wake-ups by packet; from now on the daemon signals by the descriptor.
-            let block = self.half.half.block();
-            block.event_count().disarm();
-            block.room_event_count().disarm();
-            let handle = self.handle();
-            self.shared()
-                .request_with_fd(other, |session| session.watch(handle))?;
-            self.set_readiness_socket(watch);
+    /// [`ServiceError::Refused`] if the daemon has too few descriptors. [`ServiceError::Busy`] if a call of another
+    /// handle is in progress when the descriptor is to be made. [`ServiceError::DaemonGone`],
+    /// [`ServiceError::System`].
+    pub fn readiness(&mut self) -> Result<&Readiness, ServiceError> {
+        let connection = &*self.writer.connection;
+        if connection.readiness.get().is_none() {
+            connection.shared.check()?;
+            // A call in progress relies on packets to wake it.
+            let sending = self.writer.cell.try_lock();
+            let (Some(mut sending), Some(mut receiving)) = (sending, self.reader.cell.try_lock())
+            else {
+                return Err(ServiceError::Busy);
+            };
+            // Another handle may have made it meanwhile.
+            if connection.readiness.get().is_none() {
+                let (watch, other) =
+                    ReadinessSocket::new_pair().map_err(system("a pair of sockets"))?;
+                // They were armed for wake-ups by packet; from now on the daemon signals by the descriptor.
+                let block = sending.half.half.block();
+                block.event_count().disarm();
+                block.room_event_count().disarm();
+                let request = |session: &mut Session| session.watch(connection.handle);
+                connection.shared.request_with_fd(other, request)?;
+                let _ = connection.readiness.set(watch.readiness().clone());
+                receiving.watch = Some(watch.another());
+                sending.half.watch = Some(watch);
+            }
         }
-        Ok(self.half.watch.as_ref().expect("made above").as_fd())
+        Ok(connection.readiness.get().expect("made above"))
+    }
+
+    /// Returns the descriptor of [`Stream::readiness`], borrowed.
+    ///
+    /// # Errors
+    ///
+    /// As [`Stream::readiness`].
+    pub fn fd(&mut self) -> Result<BorrowedFd<'_>, ServiceError> {
+        self.readiness().map(AsFd::as_fd)
+    }
+
+    /// Sends bytes; see [`Writer::send`].
+    ///
+    /// # Errors
+    ///
+    /// As [`Writer::send`].
+    pub fn send(&mut self, bytes: &[u8]) -> Result<usize, ServiceError> {
+        self.writer.send(bytes)
+    }
+
+    /// Sends all of the bytes; see [`Writer::send_all`].
+    ///
+    /// # Errors
+    ///
+    /// As [`Writer::send_all`].
+    pub fn send_all(&mut self, bytes: &[u8]) -> Result<(), ServiceError> {
+        self.writer.send_all(bytes)
+    }
+
+    /// Sets how bytes are carried to the other host; see [`Writer::set_transfer`].
+    pub fn set_transfer(&mut self, transfer: Transfer) {
+        self.writer.set_transfer(transfer);
+    }
+
+    /// Receives bytes; see [`Reader::recv`].
+    ///
+    /// # Errors
+    ///
+    /// As [`Reader::recv`].
+    pub fn recv(&mut self, into: &mut [u8]) -> Result<usize, ServiceError> {
+        self.reader.recv(into)
+    }
+
+    /// Lends received bytes in place; see [`Reader::peek`].
+    ///
+    /// # Errors
+    ///
+    /// As [`Reader::recv`].
+    pub fn peek(&mut self) -> Result<Peeked<'_>, ServiceError> {
+        self.reader.peek()
+    }
+
+    /// Sends memory in place; see [`Writer::lend`].
+    ///
+    /// # Errors
+    ///
+    /// As [`Writer::lend`].
+    pub fn lend(&mut self, memory: SharedMemory, len: usize) -> Result<Loan, ServiceError> {
+        self.writer.lend(memory, len)
+    }
+
+    /// Like [`lend`](Self::lend), but leaves the memory in `place` if it cannot be lent.
+    ///
+    /// # Errors
+    ///
+    /// As [`Writer::lend_from`].
+    pub fn lend_from(
+        &mut self,
+        place: &mut Option<SharedMemory>,
+        len: usize,
+    ) -> Result<Loan, ServiceError> {
+        self.writer.lend_from(place, len)
+    }
+
+    /// Takes back memory that was lent; see [`Writer::reclaim`].
+    ///
+    /// # Errors
+    ///
+    /// As [`Writer::reclaim`].
+    pub fn reclaim(&mut self, loan: Loan) -> Result<SharedMemory, ReclaimError> {
+        self.writer.reclaim(loan)
+    }
+
+    /// Ends the stream towards the peer; see [`Writer::end`].
+    ///
+    /// # Errors
+    ///
+    /// As [`Writer::end`].
+    pub fn end(&mut self) -> Result<(), ServiceError> {
+        self.writer.end()
+    }
+}
+
+impl Writer {
+    /// Sets the instant until which calls of this handle may wait; `None` for no limit. A call that reaches it fails
+    /// with [`ServiceError::Deadline`].
+    pub fn set_deadline(&mut self, deadline: Option<Instant>) {
+        self.limits.deadline = deadline;
+    }
+
+    /// Sets how long each call of this handle may wait; `None` for no limit. A call that waits longer fails with
+    /// [`ServiceError::Deadline`]. [`send_all`](Self::send_all) may wait that long for each part that it sends.
+    pub fn set_write_timeout(&mut self, timeout: Option<std::time::Duration>) {
+        self.limits.timeout = timeout.map(Duration::from);
+    }
+
+    /// Sets whether calls of this handle that would wait fail with [`ServiceError::WouldBlock`] instead.
+    pub fn set_nonblocking(&mut self, nonblocking: bool) {
+        self.limits.is_nonblocking = nonblocking;
+    }
+
+    /// Returns the descriptor of [`Stream::readiness`], if it was made before the stream was split.
+    pub fn readiness(&self) -> Option<&Readiness> {
+        self.connection.readiness.get()
+    }
+
+    /// Borrows the sending half.
+    pub(super) fn side(&mut self) -> Result<HalfGuard<'_, SendSide>, ServiceError> {
+        // In a forked child, a thread that does not exist there may hold the lock.
+        self.connection.shared.check()?;
+        Ok(self.cell.borrow())
     }
 
     /// Sends as many of the bytes as there is room for, at least one. Returns the number.
@@ -139,32 +335,24 @@ impl Stream {
     /// [`ServiceError::Reset`], [`ServiceError::Ended`], [`ServiceError::DaemonGone`],
     /// [`ServiceError::Deadline`].
     pub fn send(&mut self, bytes: &[u8]) -> Result<usize, ServiceError> {
-        self.half.wait(|sending| {
-            if let Some(why) = sending.status().reset {
-                return Err(ServiceError::Reset(why));
-            }
-            match sending.send(bytes)? {
-                (sent, wakes) if sent > 0 || bytes.is_empty() => Ok((Some(sent), wakes)),
-                _ if sending.is_ended() => Err(ServiceError::Ended),
-                (_, wakes) => Ok((None, wakes)),
-            }
-        })
+        let limits = self.limits;
+        self.side()?.send(&limits, bytes)
     }
 
     /// Sets how bytes are carried to the other host: those not yet on their way, and all later ones. Callers
     /// that do not know better leave the choice to the daemons (RaaS's FLAGS, section V.A).
     pub fn set_transfer(&mut self, transfer: Transfer) {
         // A forked child must not change its parent's connection.
-        if self.shared().check().is_ok() {
-            self.half.half.set_transfer(transfer);
+        if let Ok(side) = self.side() {
+            side.half.half.set_transfer(transfer);
         }
     }
 
-    /// Sends all of the bytes.
+    /// Sends all of the bytes. The bytes of another handle's call may come between them.
     ///
     /// # Errors
     ///
-    /// As [`Stream::send`]; some of the bytes may have been sent.
+    /// As [`Writer::send`]; some of the bytes may have been sent.
     pub fn send_all(&mut self, mut bytes: &[u8]) -> Result<(), ServiceError> {
         while !bytes.is_empty() {
             let sent = self.send(bytes)?;
@@ -173,30 +361,12 @@ impl Stream {
         Ok(())
     }
 
-    /// Receives as many bytes as have arrived and fit, at least one; 0 if the stream has ended.
-    ///
-    /// # Errors
-    ///
-    /// As [`Reader::recv`]; and [`ServiceError::Taken`].
-    pub fn recv(&mut self, into: &mut [u8]) -> Result<usize, ServiceError> {
-        self.reader()?.recv(into)
-    }
-
-    /// Lends received bytes in place; see [`Reader::peek`].
-    ///
-    /// # Errors
-    ///
-    /// As [`Reader::recv`]; and [`ServiceError::Taken`].
-    pub fn peek(&mut self) -> Result<Peeked<'_>, ServiceError> {
-        self.reader()?.peek()
-    }
-
     /// Sends the first `len` bytes of memory in place, without a copy. The memory belongs to the daemon until
     /// it is [returned](Self::reclaim).
     ///
     /// # Errors
     ///
-    /// As [`Stream::send`]; and [`ServiceError::Refused`] if the memory is shorter, or is of another
+    /// As [`Writer::send`]; and [`ServiceError::Refused`] if the memory is shorter, or is of another
     /// [`Service`](super::Service). The memory is then freed.
     pub fn lend(&mut self, memory: SharedMemory, len: usize) -> Result<Loan, ServiceError> {
         self.lend_from(&mut Some(memory), len)
@@ -206,17 +376,18 @@ impl Stream {
     ///
     /// # Errors
     ///
-    /// As [`Stream::lend`], also if `place` is empty.
+    /// As [`Writer::lend`], also if `place` is empty.
     pub fn lend_from(
         &mut self,
         place: &mut Option<SharedMemory>,
         len: usize,
     ) -> Result<Loan, ServiceError> {
         let memory = place.as_ref();
-        let memory = memory.filter(|memory| len > 0 && memory.is_of(self.shared()));
+        let memory = memory.filter(|memory| len > 0 && memory.is_of(&self.connection.shared));
         let extent = memory.and_then(|memory| memory.first(len));
         let extent = extent.ok_or(ServiceError::Refused(Refusal::Misuse))?;
-        let lent = self.half.wait(|sending| {
+        let limits = self.limits;
+        let lent = self.side()?.half.wait(&limits, |sending| {
             if let Some(why) = sending.status().reset {
                 return Err(ServiceError::Reset(why));
             }
@@ -230,7 +401,7 @@ impl Stream {
         Ok(Loan::new(
             memory,
             lent,
-            WeakConnection::from(&self.half.connection),
+            WeakConnection::from(&self.connection),
         ))
     }
 
@@ -242,13 +413,15 @@ impl Stream {
     /// [`ServiceError::Deadline`], [`ServiceError::DaemonGone`], or [`ServiceError::Refused`] if another
     /// connection lent it.
     pub fn reclaim(&mut self, loan: Loan) -> Result<SharedMemory, ReclaimError> {
-        if let Err(error) = loan.of().check(&self.half.connection) {
+        if let Err(error) = loan.of().check(&self.connection) {
             return Err(ReclaimError { loan, error });
         }
-        let lent = loan.lent();
-        let returned = self.half.wait(|sending| {
-            let is_returned = sending.is_returned(lent)?;
-            Ok((is_returned.then_some(()), false))
+        let (lent, limits) = (loan.lent(), self.limits);
+        let returned = self.side().and_then(|mut side| {
+            side.half.wait(&limits, |sending| {
+                let is_returned = sending.is_returned(lent)?;
+                Ok((is_returned.then_some(()), false))
+            })
         });
         match returned {
             Ok(()) => Ok(loan.into_memory()),
@@ -260,9 +433,10 @@ impl Stream {
     ///
     /// # Errors
     ///
-    /// As [`Stream::send`].
+    /// As [`Writer::send`].
     pub fn end(&mut self) -> Result<(), ServiceError> {
-        self.half.wait(|sending| {
+        let limits = self.limits;
+        self.side()?.half.wait(&limits, |sending| {
             let (is_ended, wakes) = sending.end()?;
             match sending.status().reset {
                 Some(why) if !is_ended => Err(ServiceError::Reset(why)),
@@ -272,15 +446,42 @@ impl Stream {
     }
 }
 
+impl SendSide {
+    fn send(&mut self, limits: &CallLimits, bytes: &[u8]) -> Result<usize, ServiceError> {
+        self.half.wait(limits, |sending| {
+            if let Some(why) = sending.status().reset {
+                return Err(ServiceError::Reset(why));
+            }
+            match sending.send(bytes)? {
+                (sent, wakes) if sent > 0 || bytes.is_empty() => Ok((Some(sent), wakes)),
+                _ if sending.is_ended() => Err(ServiceError::Ended),
+                (_, wakes) => Ok((None, wakes)),
+            }
+        })
+    }
+}
+
 impl Reader {
-    /// Sets the instant until which calls may wait; `None` for no limit.
+    /// Sets the instant until which calls of this handle may wait; `None` for no limit. A call that reaches it fails
+    /// with [`ServiceError::Deadline`].
     pub fn set_deadline(&mut self, deadline: Option<Instant>) {
-        self.half.deadline = deadline;
+        self.limits.deadline = deadline;
     }
 
-    /// Sets whether calls that would wait fail with [`ServiceError::WouldBlock`] instead.
+    /// Sets how long each call of this handle may wait; `None` for no limit. A call that waits longer fails with
+    /// [`ServiceError::Deadline`]. A [deadline](Self::set_deadline) ends the call if it is earlier.
+    pub fn set_read_timeout(&mut self, timeout: Option<std::time::Duration>) {
+        self.limits.timeout = timeout.map(Duration::from);
+    }
+
+    /// Sets whether calls of this handle that would wait fail with [`ServiceError::WouldBlock`] instead.
     pub fn set_nonblocking(&mut self, nonblocking: bool) {
-        self.half.is_nonblocking = nonblocking;
+        self.limits.is_nonblocking = nonblocking;
+    }
+
+    /// Returns the descriptor of [`Stream::readiness`], if it was made before the stream was split.
+    pub fn readiness(&self) -> Option<&Readiness> {
+        self.connection.readiness.get()
     }
 
     /// Receives as many bytes as have arrived and fit, at least one; 0 if the stream has ended.
@@ -289,7 +490,40 @@ impl Reader {
     ///
     /// [`ServiceError::Reset`], [`ServiceError::DaemonGone`], [`ServiceError::Deadline`].
     pub fn recv(&mut self, into: &mut [u8]) -> Result<usize, ServiceError> {
-        self.half.wait(|receiving| {
+        // In a forked child, a thread that does not exist there may hold the lock.
+        self.connection.shared.check()?;
+        self.cell.borrow().recv(&self.limits, into)
+    }
+
+    /// Lends the next contiguous received bytes in place: at least one, or none if the stream has ended.
+    /// Bytes that are not [consumed](Peeked::consume) are lent again the next time. While they are lent, calls of
+    /// other handles that receive wait.
+    ///
+    /// # Errors
+    ///
+    /// As [`Reader::recv`].
+    pub fn peek(&mut self) -> Result<Peeked<'_>, ServiceError> {
+        self.connection.shared.check()?;
+        let mut side = self.cell.borrow();
+        let view = side.wait(&self.limits, |receiving| {
+            // Read before the peek: bytes that arrived before a reset or an end can still be received.
+            let status = receiving.status();
+            let extent = receiving.peek()?;
+            if extent.len > 0 || (status.is_ended && !receiving.awaits_slab()) {
+                return Ok((Some(receiving.slabs().view(extent)?), false));
+            }
+            match status.reset {
+                Some(why) if !receiving.awaits_slab() => Err(ServiceError::Reset(why)),
+                _ => Ok((None, false)),
+            }
+        })?;
+        Ok(Peeked { side, view })
+    }
+}
+
+impl StreamHalf<ReceiveHalf> {
+    fn recv(&mut self, limits: &CallLimits, into: &mut [u8]) -> Result<usize, ServiceError> {
+        self.wait(limits, |receiving| {
             // Read before receiving: bytes that arrived before a reset can still be received.
             let reset = receiving.status().reset;
             let (received, wakes) = receiving.recv(into)?;
@@ -303,34 +537,11 @@ impl Reader {
             }
         })
     }
-
-    /// Lends the next contiguous received bytes in place: at least one, or none if the stream has ended.
-    /// Bytes that are not [consumed](Peeked::consume) are lent again the next time.
-    ///
-    /// # Errors
-    ///
-    /// As [`Reader::recv`].
-    pub fn peek(&mut self) -> Result<Peeked<'_>, ServiceError> {
-        let view = self.half.wait(|receiving| {
-            // Read before the peek: bytes that arrived before a reset or an end can still be received.
-            let status = receiving.status();
-            let extent = receiving.peek()?;
-            if extent.len > 0 || (status.is_ended && !receiving.awaits_slab()) {
-                return Ok((Some(receiving.slabs().view(extent)?), false));
-            }
-            match status.reset {
-                Some(why) if !receiving.awaits_slab() => Err(ServiceError::Reset(why)),
-                _ => Ok((None, false)),
-            }
-        })?;
-        let side = &mut self.half;
-        Ok(Peeked { side, view })
-    }
 }
 
 /// Received bytes, lent in place.
 pub struct Peeked<'s> {
-    side: &'s mut StreamHalf<ReceiveHalf>,
+    side: HalfGuard<'s, StreamHalf<ReceiveHalf>>,
     view: View,
 }
 
@@ -340,7 +551,7 @@ impl Peeked<'_> {
     /// # Errors
     ///
     /// [`ServiceError::DaemonGone`].
-    pub fn consume(self, bytes: usize) -> Result<(), ServiceError> {
+    pub fn consume(mut self, bytes: usize) -> Result<(), ServiceError> {
         self.side.connection.shared.check()?;
         let bytes = bytes.min(self.view.len()) as u64;
         match self.side.half.consume(bytes) {
@@ -375,9 +586,30 @@ impl io::Read for Stream {
     }
 }
 
+impl io::Read for &Stream {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let Reader { cell, limits, .. } = &self.reader;
+        self.shared().check()?;
+        Ok(cell.lock().recv(limits, into)?)
+    }
+}
+
 impl io::Write for Stream {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         Ok(self.send(bytes)?)
+    }
+
+    /// Does nothing: written bytes are on their way already.
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl io::Write for &Stream {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let Writer { cell, limits, .. } = &self.writer;
+        self.shared().check()?;
+        Ok(cell.lock().send(limits, bytes)?)
     }
 
     /// Does nothing: written bytes are on their way already.
@@ -392,15 +624,33 @@ impl io::Read for Reader {
     }
 }
 
+impl io::Write for Writer {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        Ok(self.send(bytes)?)
+    }
+
+    /// Does nothing: written bytes are on their way already.
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
 impl fmt::Debug for Reader {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let ServiceConnection { local, peer, .. } = &*self.half.connection;
+        let ServiceConnection { local, peer, .. } = &*self.connection;
         write!(f, "Reader({local} from {peer})")
+    }
+}
+
+impl fmt::Debug for Writer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ServiceConnection { local, peer, .. } = &*self.connection;
+        write!(f, "Writer({local} to {peer})")
     }
 }
 
 impl fmt::Debug for Stream {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Stream({} to {})", self.local(), self.peer())
+        write!(f, "Stream({} to {})", self.local_addr(), self.peer_addr())
     }
 }

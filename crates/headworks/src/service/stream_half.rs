@@ -1,8 +1,8 @@
 //! One direction of a connection, and waits for data or for room.
 
 use std::net::SocketAddr;
-use std::ops::Deref;
-use std::sync::{Arc, Weak};
+use std::ops::{Deref, DerefMut};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError, Weak};
 
 use headworks_client::connection::{ConnectionShared, ReceiveHalf, SendHalf};
 use headworks_client::slabs::Slabs;
@@ -12,7 +12,7 @@ use headworks_shm::WakeBy;
 use headworks_verbs::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags};
 
-use super::readiness_socket::ReadinessSocket;
+use super::readiness_socket::{Readiness, ReadinessSocket};
 use super::shared_session::{LookFor, SharedSession, SleepsOn};
 use super::{Refusal, ServiceError, system};
 
@@ -64,12 +64,14 @@ impl ConnectionHalf for ReceiveHalf {
     }
 }
 
-/// A connection, shared by its two halves. It is closed when both are dropped.
+/// A connection, shared by its two halves and their handles. It is closed when all are dropped.
 pub(super) struct ServiceConnection {
     pub(super) shared: Arc<SharedSession>,
     pub(super) handle: u32,
     pub(super) local: SocketAddr,
     pub(super) peer: SocketAddr,
+    /// The descriptor by which the daemon signals readiness, once it was made.
+    pub(super) readiness: OnceLock<Readiness>,
 }
 
 impl Drop for ServiceConnection {
@@ -103,12 +105,119 @@ impl From<&Arc<ServiceConnection>> for WeakConnection {
     }
 }
 
+/// Limits on the waits of one handle's calls.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct CallLimits {
+    /// Instant until which calls may wait.
+    pub(super) deadline: Option<Instant>,
+    /// How long each call may wait.
+    pub(super) timeout: Option<Duration>,
+    /// Whether calls may not wait at all.
+    pub(super) is_nonblocking: bool,
+}
+
+impl CallLimits {
+    /// Returns the instant until which a call that starts to wait now may wait; `None` for no limit.
+    pub(super) fn until(&self) -> Option<Instant> {
+        let timed_out = self.timeout.map(|timeout| clock::now() + timeout);
+        match (self.deadline, timed_out) {
+            (Some(deadline), Some(timed_out)) => Some(deadline.min(timed_out)),
+            (deadline, timed_out) => deadline.or(timed_out),
+        }
+    }
+}
+
+/// One direction of a connection as its handles share it. As long as there is one handle, its calls take no lock.
+pub(super) enum HalfCell<T> {
+    /// One handle has it.
+    Own(Mutex<T>),
+    /// Several handles may have it.
+    Shared(Arc<Mutex<T>>),
+    /// [`HalfCell::share`] is moving it.
+    Moving,
+}
+
+impl<T> HalfCell<T> {
+    pub(super) fn new(half: T) -> Self {
+        Self::Own(Mutex::new(half))
+    }
+
+    /// Returns another handle's cell for the same half.
+    pub(super) fn share(&mut self) -> Self {
+        let shared = match std::mem::replace(self, Self::Moving) {
+            Self::Own(half) => Arc::new(half),
+            Self::Shared(shared) => shared,
+            Self::Moving => unreachable!("only while it is being shared"),
+        };
+        *self = Self::Shared(shared.clone());
+        Self::Shared(shared)
+    }
+
+    fn mutex(&self) -> &Mutex<T> {
+        match self {
+            Self::Own(half) => half,
+            Self::Shared(half) => half,
+            Self::Moving => unreachable!("only while it is being shared"),
+        }
+    }
+
+    /// Borrows the half. Waits while another handle has a call in progress.
+    pub(super) fn borrow(&mut self) -> HalfGuard<'_, T> {
+        match self {
+            Self::Own(half) => {
+                HalfGuard::Own(half.get_mut().unwrap_or_else(PoisonError::into_inner))
+            }
+            shared => HalfGuard::Locked(shared.lock()),
+        }
+    }
+
+    /// Borrows the half as [`HalfCell::borrow`] does, of a handle that several threads may use.
+    pub(super) fn lock(&self) -> MutexGuard<'_, T> {
+        self.mutex().lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Borrows the half; `None` if another handle has a call in progress.
+    pub(super) fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
+        match self.mutex().try_lock() {
+            Ok(half) => Some(half),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
+}
+
+/// A borrowed half.
+pub(super) enum HalfGuard<'h, T> {
+    /// The only handle has it.
+    Own(&'h mut T),
+    /// Several handles have it.
+    Locked(MutexGuard<'h, T>),
+}
+
+impl<T> Deref for HalfGuard<'_, T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        match self {
+            Self::Own(half) => half,
+            Self::Locked(half) => half,
+        }
+    }
+}
+
+impl<T> DerefMut for HalfGuard<'_, T> {
+    fn deref_mut(&mut self) -> &mut T {
+        match self {
+            Self::Own(half) => half,
+            Self::Locked(half) => half,
+        }
+    }
+}
+
 /// One direction, and how its calls wait.
 pub(super) struct StreamHalf<H> {
     pub(super) half: H,
     pub(super) connection: Arc<ServiceConnection>,
-    pub(super) deadline: Option<Instant>,
-    pub(super) is_nonblocking: bool,
     /// How long its waits were.
     history: PollHistory,
     /// The socket by which the daemon signals readiness, if the stream is polled.
@@ -120,8 +229,6 @@ impl<H: ConnectionHalf> StreamHalf<H> {
         Self {
             half,
             connection: connection.clone(),
-            deadline: None,
-            is_nonblocking: false,
             history: PollHistory::default(),
             watch: None,
         }
@@ -138,6 +245,7 @@ impl<H: ConnectionHalf> StreamHalf<H> {
     /// woken.
     pub(super) fn wait<T>(
         &mut self,
+        limits: &CallLimits,
         mut act: impl FnMut(&mut H) -> Result<(Option<T>, bool), ServiceError>,
     ) -> Result<T, ServiceError> {
         let shared = &*self.connection.shared;
@@ -159,9 +267,9 @@ impl<H: ConnectionHalf> StreamHalf<H> {
                 watch,
                 half,
             };
-            let done = match self.is_nonblocking {
+            let done = match limits.is_nonblocking {
                 true => polled.look(&mut act)?,
-                false => polled.wait(self.deadline, &mut act)?,
+                false => polled.wait(limits.until(), &mut act)?,
             };
             match done {
                 Some(done) => return Ok(done),
@@ -172,7 +280,7 @@ impl<H: ConnectionHalf> StreamHalf<H> {
         }
         let is_hung_up = self.watch.as_ref().is_some_and(ReadinessSocket::is_hung_up);
         let is_known_why = half.status().reset.is_some();
-        if self.is_nonblocking && (!is_hung_up || is_known_why) {
+        if limits.is_nonblocking && (!is_hung_up || is_known_why) {
             let mut state = shared.lock()?;
             shared.exchange(&mut state)?;
             half.refresh(state.session.slabs());
@@ -185,9 +293,9 @@ impl<H: ConnectionHalf> StreamHalf<H> {
             };
         }
         // The reason of the hang-up is on its way. An edge-triggered caller would not call again to get it.
-        let deadline = match self.is_nonblocking {
+        let deadline = match limits.is_nonblocking {
             true => Some(clock::now() + RESET_REASON_TIMEOUT),
-            false => self.deadline,
+            false => limits.until(),
         };
         let for_room = H::KIND == HalfKind::Send;
         let on = SleepsOn {
@@ -205,7 +313,7 @@ impl<H: ConnectionHalf> StreamHalf<H> {
             act(half)
         });
         match waited {
-            Err(ServiceError::Deadline) if self.is_nonblocking => Err(ServiceError::WouldBlock),
+            Err(ServiceError::Deadline) if limits.is_nonblocking => Err(ServiceError::WouldBlock),
             waited => waited,
         }
     }
@@ -271,7 +379,7 @@ impl<H: ConnectionHalf> FdWait<'_, H> {
         let mut waiter = Waiter::default();
         while !self.watch.is_hung_up() {
             let mut found = Ok(None);
-            let fd = self.watch.descriptor();
+            let fd = self.watch.readiness().clone();
             let flags = match H::KIND {
                 HalfKind::Receive => PollFlags::IN,
                 HalfKind::Send => PollFlags::OUT,

@@ -161,9 +161,9 @@ impl LoadClient {
     fn load(&self, size: usize, per_second: f64) -> Result<f64> {
         let (mut reader, mut writer): (Box<dyn Read>, Box<dyn Write + Send>) = match &self.by {
             LoadTransport::Service { .. } => {
-                let (_, mut stream) = self.connect(&[ConnectionPurpose::Echo as u8])?;
-                let reader = stream.take_reader().expect("not taken yet");
-                (Box::new(reader), Box::new(stream))
+                let (_, stream) = self.connect(&[ConnectionPurpose::Echo as u8])?;
+                let (reader, writer) = stream.split();
+                (Box::new(reader), Box::new(writer))
             }
             LoadTransport::Tcp { to, spinning } => {
                 let stream = tcp(*to, *spinning)?;

@@ -168,7 +168,7 @@ impl Peer {
                         return Ok(PeerStatus::Gone);
                     }
                     let port = u16::from_le_bytes([port[0], port[1]]);
-                    self.address = Some(SocketAddr::new(stream.peer().ip(), port));
+                    self.address = Some(SocketAddr::new(stream.peer_addr().ip(), port));
                     self.got.clear();
                 }
                 true if length(&self.got) == Some(Ok(want - LENGTH)) => {

@@ -1,0 +1,209 @@
+//! Streams of the service for tasks.
+
+use std::io;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+
+use tokio::io::unix::AsyncFd;
+use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
+use tokio::task::coop::poll_proceed;
+
+use super::waiter::readiness_fd;
+use crate::service::{Listener, Readiness, Service, ServiceError, Stream};
+
+/// A [`Stream`] of the service for tasks of the tokio runtime, by [`AsyncRead`] and [`AsyncWrite`].
+/// `tokio::io::split` makes a half for each direction.
+///
+/// Dropping it closes the connection; what was written still arrives. `shutdown` ends the stream towards the peer, as
+/// [`Stream::end`] does.
+#[derive(Debug)]
+pub struct AsyncStream {
+    stream: Stream,
+    fd: AsyncFd<Readiness>,
+}
+
+impl AsyncStream {
+    /// Wraps a stream, which becomes nonblocking.
+    ///
+    /// # Errors
+    ///
+    /// As [`Stream::readiness`]; and [`ServiceError::System`] if the reactor refuses the descriptor.
+    ///
+    /// # Panics
+    ///
+    /// If called outside a tokio runtime whose I/O is enabled.
+    pub fn new(mut stream: Stream) -> Result<Self, ServiceError> {
+        stream.set_nonblocking(true);
+        let readiness = stream.readiness()?.clone();
+        let fd = readiness_fd(readiness, Interest::READABLE | Interest::WRITABLE);
+        Ok(Self {
+            stream,
+            fd: fd.map_err(reactor)?,
+        })
+    }
+
+    /// Connects to the listener at `to`.
+    ///
+    /// # Errors
+    ///
+    /// As [`Service::connect_start`], [`PendingConnection::finish`](crate::service::PendingConnection::finish) and
+    /// [`AsyncStream::new`].
+    ///
+    /// # Panics
+    ///
+    /// If called outside a tokio runtime whose I/O is enabled.
+    pub async fn connect(service: &Service, to: SocketAddr) -> Result<Self, ServiceError> {
+        let mut connecting = service.connect_start(to)?;
+        let readiness = connecting.readiness().expect("not finished yet").clone();
+        let fd = readiness_fd(readiness, Interest::WRITABLE).map_err(reactor)?;
+        loop {
+            let mut guard = fd.writable().await.map_err(reactor)?;
+            match connecting.finish()? {
+                Some(stream) => {
+                    // The reactor takes a descriptor once.
+                    drop(fd);
+                    return Self::new(stream);
+                }
+                None => guard.clear_ready(),
+            }
+        }
+    }
+
+    /// Returns the stream, which is nonblocking.
+    pub fn into_inner(self) -> Stream {
+        self.stream
+    }
+
+    /// Returns this end's address and port.
+    pub fn local_addr(&self) -> SocketAddr {
+        self.stream.local_addr()
+    }
+
+    /// Returns the other end's address and port.
+    pub fn peer_addr(&self) -> SocketAddr {
+        self.stream.peer_addr()
+    }
+
+    /// Calls `attempt` until it does not have to wait.
+    fn poll_io<T>(
+        &mut self,
+        cx: &mut Context<'_>,
+        interest: Interest,
+        mut attempt: impl FnMut(&mut Stream) -> Result<T, ServiceError>,
+    ) -> Poll<io::Result<T>> {
+        let turn = ready!(poll_proceed(cx));
+        match attempt(&mut self.stream) {
+            Err(ServiceError::WouldBlock) => {}
+            done => {
+                turn.made_progress();
+                return Poll::Ready(Ok(done?));
+            }
+        }
+        loop {
+            let mut guard = ready!(match interest.is_readable() {
+                true => self.fd.poll_read_ready(cx),
+                false => self.fd.poll_write_ready(cx),
+            })?;
+            match attempt(&mut self.stream) {
+                // The reactor is edge-triggered. It forgets the event that this attempt has served, and no later one.
+                Err(ServiceError::WouldBlock) => guard.clear_ready(),
+                done => {
+                    turn.made_progress();
+                    return Poll::Ready(Ok(done?));
+                }
+            }
+        }
+    }
+}
+
+impl AsyncRead for AsyncStream {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        into: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        if into.remaining() == 0 {
+            return Poll::Ready(Ok(()));
+        }
+        let space = into.initialize_unfilled();
+        let receive = |stream: &mut Stream| stream.recv(space);
+        let received = ready!(self.get_mut().poll_io(cx, Interest::READABLE, receive))?;
+        into.advance(received);
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl AsyncWrite for AsyncStream {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        let send = |stream: &mut Stream| stream.send(bytes);
+        self.get_mut().poll_io(cx, Interest::WRITABLE, send)
+    }
+
+    /// Does nothing: written bytes are on their way already.
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.get_mut().poll_io(cx, Interest::WRITABLE, Stream::end)
+    }
+}
+
+/// A [`Listener`] of the service for tasks of the tokio runtime.
+#[derive(Debug)]
+pub struct AsyncListener {
+    listener: Listener,
+    fd: AsyncFd<Readiness>,
+}
+
+impl AsyncListener {
+    /// Wraps a listener.
+    ///
+    /// # Errors
+    ///
+    /// As [`Listener::readiness`]; and [`ServiceError::System`] if the reactor refuses the descriptor.
+    ///
+    /// # Panics
+    ///
+    /// If called outside a tokio runtime whose I/O is enabled.
+    pub fn new(mut listener: Listener) -> Result<Self, ServiceError> {
+        let readiness = listener.readiness()?.clone();
+        let fd = readiness_fd(readiness, Interest::READABLE).map_err(reactor)?;
+        Ok(Self { listener, fd })
+    }
+
+    /// Waits for the next connection. A dropped future has accepted none.
+    ///
+    /// # Errors
+    ///
+    /// [`ServiceError::DaemonGone`]; and as [`AsyncStream::new`].
+    pub async fn accept(&self) -> Result<AsyncStream, ServiceError> {
+        loop {
+            if let Some(stream) = self.listener.try_accept()? {
+                return AsyncStream::new(stream);
+            }
+            let mut guard = self.fd.readable().await.map_err(reactor)?;
+            match self.listener.try_accept()? {
+                Some(stream) => return AsyncStream::new(stream),
+                None => guard.clear_ready(),
+            }
+        }
+    }
+
+    /// Returns the listener itself, for its calls that never wait.
+    pub fn get_ref(&self) -> &Listener {
+        &self.listener
+    }
+}
+
+fn reactor(source: io::Error) -> ServiceError {
+    ServiceError::System {
+        what: "tokio's reactor",
+        source,
+    }
+}

@@ -1,0 +1,156 @@
+//! A daemon in a process of its own: this test binary again, told to run one test.
+
+use std::io::{BufRead, BufReader, Read};
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::time::Instant;
+
+use headworks::daemon::Identity;
+use headworks::daemon::limits::DaemonLimits;
+use headworks::daemon::server::{DaemonServer, ServerConfig};
+use headworks::net::Interrupt;
+use headworks::service::Service;
+use rustix::process::{Pid, Signal, kill_process};
+use tempfile::TempDir;
+
+use super::LIMIT;
+
+/// Directory in which a child is to run a daemon.
+const DIRECTORY: &str = "HEADWORKS_TEST_DIRECTORY";
+/// Address to which a child is to connect, and whether it drops its stream before it exits.
+const TO: &str = "HEADWORKS_TEST_TO";
+const DROPS: &str = "HEADWORKS_TEST_DROPS";
+/// Bytes that [`DaemonProcess::start_sender`] sends.
+pub(crate) const SENT: usize = 1 << 20;
+
+/// Waits until `done` returns true.
+pub(crate) fn until(what: &str, mut done: impl FnMut() -> bool) {
+    let began = Instant::now();
+    while !done() {
+        assert!(began.elapsed() < LIMIT, "{what}: it takes too long");
+        std::thread::yield_now();
+    }
+}
+
+/// Waits until a thread of this process sleeps.
+pub(crate) fn until_asleep(thread: i32) {
+    until("a thread sleeps", || {
+        let stat = std::fs::read_to_string(format!("/proc/self/task/{thread}/stat"));
+        let stat = stat.expect("the thread lives");
+        let state = stat.rsplit(") ").next().expect("a state");
+        state.starts_with('S')
+    });
+}
+
+/// A daemon that serves 127.0.0.1, with a fabric and a directory of its own.
+pub(crate) struct DaemonProcess {
+    child: Child,
+    directory: TempDir,
+}
+
+impl DaemonProcess {
+    /// Starts a daemon, and returns when it serves.
+    pub(crate) fn start() -> Self {
+        let directory = tempfile::tempdir().expect("a directory");
+        let child = start_daemon(&directory);
+        Self { child, directory }
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.directory.path().join("daemon.sock")
+    }
+
+    pub(crate) fn attach(&self) -> Service {
+        Service::attach(self.socket(), "test").expect("a daemon")
+    }
+
+    /// Ends the daemon by a signal.
+    pub(crate) fn end(&mut self, signal: Signal) {
+        kill_process(Pid::from_child(&self.child), signal).expect("signals");
+        self.child.wait().expect("ends");
+    }
+
+    /// Starts a daemon in place of the one that has ended.
+    pub(crate) fn restart(&mut self) {
+        self.child = start_daemon(&self.directory);
+    }
+
+    /// Starts a process that connects, sends [`SENT`] bytes, drops its stream if it `drops`, and exits.
+    pub(crate) fn start_sender(&self, to: SocketAddr, drops: bool) -> Child {
+        let mut command = this_test("sender_process_entry");
+        command.env(DIRECTORY, self.directory.path());
+        command
+            .env(TO, to.to_string())
+            .env(DROPS, drops.to_string());
+        command.spawn().expect("starts")
+    }
+}
+
+impl Drop for DaemonProcess {
+    fn drop(&mut self) {
+        // A daemon that has ended already is fine.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Returns a command that runs only test `name` of this binary.
+fn this_test(name: &str) -> Command {
+    let mut command = Command::new(std::env::current_exe().expect("this binary"));
+    let name = format!("daemon::{name}");
+    command.args(["--exact", &name, "--ignored", "--nocapture"]);
+    command.stdin(Stdio::piped()).stdout(Stdio::piped());
+    command
+}
+
+fn start_daemon(directory: &TempDir) -> Child {
+    let mut command = this_test("daemon_process_entry");
+    command.env(DIRECTORY, directory.path());
+    command.env("HEADWORKS_FABRIC", directory.path().join("fabric"));
+    let mut child = command.spawn().expect("starts");
+    let mut lines = BufReader::new(child.stdout.as_mut().expect("a pipe")).lines();
+    let serves = lines.any(|line| line.expect("a line").ends_with("serves"));
+    assert!(serves, "the daemon ended early");
+    child
+}
+
+#[test]
+#[ignore = "a daemon for other tests, in a process of its own"]
+fn daemon_process_entry() {
+    let directory = PathBuf::from(std::env::var_os(DIRECTORY).expect("a directory"));
+    // The standard input ends with the parent.
+    std::thread::spawn(|| {
+        let _ = std::io::stdin().read(&mut [0]);
+        std::process::exit(1);
+    });
+    let interrupt = Interrupt::install().expect("signals");
+    let config = ServerConfig {
+        identity: Identity::open(Ipv4Addr::LOCALHOST.into(), u64::from(std::process::id())),
+        port: 0,
+        sockets: vec![directory.join("daemon.sock")],
+        is_for_all: false,
+        metrics: None,
+        registry: None,
+        drain: headworks::verbs::Duration::ZERO,
+        daemon: DaemonLimits::default(),
+    };
+    let device = headworks::open("soft:h1").expect("a device");
+    let mut server = DaemonServer::open(device, &config).expect("a daemon");
+    println!("serves");
+    server.run(&interrupt, |_| {}).expect("serves");
+}
+
+#[test]
+#[ignore = "a sender for other tests, in a process of its own"]
+fn sender_process_entry() {
+    let directory = PathBuf::from(std::env::var_os(DIRECTORY).expect("a directory"));
+    let to = std::env::var(TO).expect("an address");
+    let service = Service::attach(directory.join("daemon.sock"), "sender").expect("a daemon");
+    let mut stream = service.connect(to).expect("connects");
+    stream.send_all(&vec![7; SENT]).expect("sends");
+    if std::env::var(DROPS).is_ok_and(|drops| drops == "true") {
+        drop(stream);
+    }
+    std::process::exit(0);
+}
