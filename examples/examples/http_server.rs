@@ -12,9 +12,10 @@
 use std::process::ExitCode;
 use std::time::Instant;
 
+use headworks::duplex::DuplexConfig;
 use headworks::net::Interrupt;
 use headworks::ring::{Framing, Mode, RingConfig};
-use headworks_examples::duplex_rings::{DuplexConfig, DuplexRings};
+use headworks_examples::duplex_rings::DuplexRings;
 use headworks_examples::program::{self, Failure, Outcome};
 
 /// Longest request or response, in bytes.

@@ -12,9 +12,10 @@ use std::collections::{HashMap, VecDeque};
 use std::process::ExitCode;
 use std::time::Instant;
 
+use headworks::duplex::DuplexConfig;
 use headworks::net::Interrupt;
 use headworks::ring::RingConfig;
-use headworks_examples::duplex_rings::{DuplexConfig, DuplexRings};
+use headworks_examples::duplex_rings::DuplexRings;
 use headworks_examples::program::{self, Failure, Outcome};
 
 /// Bytes of a request: its number and the key.

@@ -1,28 +1,14 @@
-//! Two rings in opposite directions: messages one way and messages back.
-//!
-//! Both sides could wait for each other. A side may hold back its last messages until more follow, or hold
-//! back free space that it has not announced. So the two rings are one [`Group`]. A side that finds no room,
-//! or no message, steps the group and says that it is about to wait.
+//! A [`DuplexRing`] between two processes that meet under a name, with calls that end at Ctrl-C.
 
-use headworks::connect;
+use headworks::duplex::{DuplexConfig, DuplexRing};
 use headworks::net::{ControlStream, Interrupt, Listener, dial_wait};
-use headworks::ring::{AfterStep, Group, Receiver, RingConfig, RingId, SendError, Sender};
+use headworks::ring::{AfterStep, SendError};
 
-use crate::program::{self, IdleWait, Outcome, no_deadline, short_deadline};
+use crate::program::{IdleWait, Outcome, no_deadline, short_deadline};
 
-/// The configurations of the two rings.
-pub struct DuplexConfig {
-    /// The ring from the caller to the listener.
-    pub there: RingConfig,
-    /// The ring from the listener to the caller.
-    pub back: RingConfig,
-}
-
-/// One side of the connection: a ring to send on and a ring to receive from.
+/// One side of the connection.
 pub struct DuplexRings<'a> {
-    rings: Group,
-    /// The ring to send on.
-    out: RingId,
+    rings: DuplexRing,
     /// Control stream to the other process. It ends when that process dies.
     line: ControlStream,
     watch: IdleWait<'a>,
@@ -34,50 +20,24 @@ impl<'a> DuplexRings<'a> {
     pub fn listen(name: &str, rings: &DuplexConfig, interrupt: &'a Interrupt) -> Outcome<Self> {
         let device = headworks::open("soft:server")?;
         let listener = Listener::bind(&headworks::registry()?, name)?;
-        // Each control stream connects one ring.
-        let mut first = listener.accept(no_deadline(interrupt))?;
-        let receiver =
-            connect::receiver(&device, &rings.there, &mut first, short_deadline(interrupt))?;
-        // Drop the streams of other processes that call meanwhile.
-        let until = short_deadline(interrupt);
-        let mut line = loop {
-            let line = listener.accept(until)?;
-            if line.peer_pid() == first.peer_pid() {
-                break line;
-            }
-        };
-        let sender = connect::sender(&device, &rings.back, &mut line, short_deadline(interrupt))?;
+        let mut line = listener.accept(no_deadline(interrupt))?;
+        let rings = DuplexRing::answer(&device, rings, &mut line, short_deadline(interrupt))?;
         // Returning drops the listener and frees its name.
-        Ok(Self::new(sender, receiver, line, interrupt))
+        Ok(Self::new(rings, line, interrupt))
     }
 
     /// Calls the process that listens under `name`.
     pub fn call(name: &str, rings: &DuplexConfig, interrupt: &'a Interrupt) -> Outcome<Self> {
         let fabric = headworks::registry()?;
         let device = headworks::open("soft:client")?;
-        let mut first = dial_wait(&fabric, name, short_deadline(interrupt))?;
-        let sender = connect::sender(&device, &rings.there, &mut first, short_deadline(interrupt))?;
         let mut line = dial_wait(&fabric, name, short_deadline(interrupt))?;
-        if line.peer_pid() != first.peer_pid() {
-            return Err(program::gone());
-        }
-        let receiver =
-            connect::receiver(&device, &rings.back, &mut line, short_deadline(interrupt))?;
-        Ok(Self::new(sender, receiver, line, interrupt))
+        let rings = DuplexRing::call(&device, rings, &mut line, short_deadline(interrupt))?;
+        Ok(Self::new(rings, line, interrupt))
     }
 
-    fn new(
-        sender: Sender,
-        receiver: Receiver,
-        line: ControlStream,
-        interrupt: &'a Interrupt,
-    ) -> Self {
-        let mut rings = Group::default();
-        let out = rings.add_sender(sender);
-        rings.add_receiver(receiver);
+    fn new(rings: DuplexRing, line: ControlStream, interrupt: &'a Interrupt) -> Self {
         Self {
             rings,
-            out,
             line,
             watch: IdleWait::new(interrupt),
             interrupt,
@@ -87,8 +47,7 @@ impl<'a> DuplexRings<'a> {
     /// Sends a message of `len` bytes that `fill` writes, if there is room.
     pub fn try_send(&mut self, len: usize, fill: impl Fn(&mut [u8])) -> Outcome<bool> {
         self.watch.check()?;
-        let sender = self.rings.sender(self.out).ok_or_else(program::gone)?;
-        let sent = sender.try_reserve(len).and_then(|mut place| {
+        let sent = self.rings.try_reserve(len).and_then(|mut place| {
             fill(&mut place);
             place.commit()
         });
@@ -111,7 +70,7 @@ impl<'a> DuplexRings<'a> {
     pub fn try_receive<R>(&mut self, look: impl FnOnce(&[u8]) -> R) -> Outcome<Option<R>> {
         self.watch.check()?;
         let message = self.rings.try_recv()?;
-        Ok(message.map(|(_, message)| look(&message)))
+        Ok(message.map(|message| look(&message)))
     }
 
     /// Waits for a moment. Call it when there is no room and when there is no message. Returns whether the

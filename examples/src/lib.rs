@@ -12,7 +12,7 @@
 //! | `migration` | lent memory, and received bytes that are used in place |
 //!
 //! Each program, except the echo programs, is two processes. Started without arguments, it starts itself
-//! again as the other process, and as the daemons if it uses any. [`duplex_rings`] has two opposite rings,
+//! again as the other process, and as the daemons if it uses any. [`duplex_rings`] connects two opposite rings,
 //! [`service_program`] calls of the service that end at Ctrl-C, and [`local_hosts`] two hosts on this
 //! machine. [`program`] (exit codes, the other process) and [`pcap`] have the rest.
 //!

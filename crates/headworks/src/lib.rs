@@ -30,6 +30,7 @@
 //! - [`inspect`]: a snapshot of a live fabric (the soft hosts of one registry), taken from outside.
 //! - [`ring`]: RB², a one-to-one ring buffer on one-sided WRITE; its documentation is the guide to it.
 //! - [`connect`]: makes the ends of a ring and connects them over a control stream.
+//! - [`duplex`]: two rings in opposite directions behind one handle, for requests and responses.
 //! - [`pipe`]: a byte stream over a ring, between two processes on one host or on two.
 //! - [`rdma`]: a control stream between two hosts whose bytes also travel by RDMA.
 //! - [`blocking`]: a ring's ends for threads that wait.
@@ -47,6 +48,7 @@ pub mod asynchronous;
 pub mod blocking;
 pub mod connect;
 pub mod devices;
+pub mod duplex;
 #[cfg(feature = "soft")]
 pub mod environment;
 #[cfg(feature = "soft")]

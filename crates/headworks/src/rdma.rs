@@ -170,10 +170,27 @@ pub struct EstablishedControl {
 }
 
 /// Calls the listener at `address`, `HOST:PORT`, over RDMA, through `device`; `ibv` alone selects the device
-/// that leads there. With `waits`, waits for a listener as long as one of the host's addresses answers that
-/// nobody listens yet. Resolving the host takes as long as the system's resolver does. Of several addresses,
+/// that leads there. Resolving the host takes as long as the system's resolver does. Of several addresses,
 /// the first that answers is used, and one that does not answer leaves time for those after it.
 pub fn dial<'u>(
+    address: &str,
+    device: &DeviceName,
+    until: impl Into<WaitLimit<'u>>,
+) -> Result<EstablishedControl, RdmaError> {
+    call(address, device, false, until)
+}
+
+/// Calls as [`dial`] does, but waits for a listener as long as one of the host's addresses answers that nobody
+/// listens yet.
+pub fn dial_wait<'u>(
+    address: &str,
+    device: &DeviceName,
+    until: impl Into<WaitLimit<'u>>,
+) -> Result<EstablishedControl, RdmaError> {
+    call(address, device, true, until)
+}
+
+fn call<'u>(
     address: &str,
     device: &DeviceName,
     waits: bool,
@@ -372,7 +389,7 @@ mod tests {
         let soft: DeviceName = "soft:h1".parse().expect("a name");
         for error in [
             RdmaListener::at("127.0.0.1:0", &soft).expect_err("no such thing"),
-            dial("127.0.0.1:1", &soft, false, clock::now()).expect_err("no such thing"),
+            dial("127.0.0.1:1", &soft, clock::now()).expect_err("no such thing"),
         ] {
             let said = error.to_string();
             assert!(error.is_bad_input(), "{said}");

@@ -171,10 +171,8 @@ pub enum ServiceError {
     )]
     Busy,
     /// The address is not that of the daemon, so nothing can be bound to it.
-    #[error("{}", not_own(.at, .own.as_ref()))]
+    #[error("{}", not_own(*.own))]
     NotOwnAddress {
-        /// The address that was to be bound.
-        at: IpAddr,
         /// The daemon's address; `None` if the daemon is too old to tell.
         own: Option<IpAddr>,
     },
@@ -212,14 +210,12 @@ fn no_daemon(path: &str, source: &io::Error) -> String {
     }
 }
 
-fn not_own(at: &IpAddr, own: Option<&IpAddr>) -> String {
+fn not_own(own: Option<IpAddr>) -> String {
     match own {
         Some(own) => format!(
-            "{at} is not the address that the daemon serves: bind {own}, or an unspecified address"
+            "the daemon listens only at its own address: pass {own}, or an unspecified address"
         ),
-        None => format!(
-            "the daemon does not tell whether {at} is its address: bind an unspecified address"
-        ),
+        None => "the daemon does not tell its address: pass an unspecified address".to_owned(),
     }
 }
 

@@ -290,7 +290,7 @@ fn callers_of_another_kind_are_turned_away_with_a_word_and_the_next_is_met() {
                 // The refusal tells the caller which program it called.
                 assert_eq!(greeting[..ours.len()], ours);
             }
-            rdma::dial(&to.to_string(), &any, false, limit()).expect("a listener")
+            rdma::dial(&to.to_string(), &any, limit()).expect("a listener")
         });
         let mut met = listening.accept(limit()).expect("one of ours");
         let mut calling = calls.join().expect("calls").control;
@@ -345,7 +345,7 @@ fn callers_that_say_nothing_do_not_keep_one_waiting_that_greets() {
         let calls = scope.spawn(|| {
             // One after another, they would take longer than the caller after them waits for an answer.
             let silent: Vec<_> = (0..3)
-                .map(|_| rdma::dial(&at, &any, true, limit()).expect("a listener"))
+                .map(|_| rdma::dial_wait(&at, &any, limit()).expect("a listener"))
                 .collect();
             (ChildProcess::plays("sends", &at, "ibv"), silent)
         });
@@ -419,7 +419,7 @@ fn a_foreign_listener_is_recognised() {
             }
         });
         let device = "ibv".parse().expect("a name");
-        let error = rdma::dial(&at, &device, true, limit()).expect_err("a stranger");
+        let error = rdma::dial_wait(&at, &device, limit()).expect_err("a stranger");
         assert!(matches!(error, RdmaError::Greeting { .. }), "{error}");
         assert!(error.to_string().contains("another program"), "{error}");
     });
@@ -450,7 +450,7 @@ fn a_call_by_way_of_another_device_than_was_named_is_refused_and_the_next_is_met
     let any: DeviceName = "ibv".parse().expect("a name");
     let call = |ip: &IpAddr| {
         let at = format!("{ip}:{}", listening.address().port());
-        rdma::dial(&at, &any, false, limit())
+        rdma::dial(&at, &any, limit())
     };
     thread::scope(|scope| {
         let calls = scope.spawn(|| {
@@ -473,7 +473,7 @@ fn lines(ip: IpAddr) -> (ControlStream, ControlStream) {
     let at = listening.address().to_string();
     thread::scope(|scope| {
         let called = scope.spawn(|| listening.accept(limit()).expect("a caller"));
-        let calling = rdma::dial(&at, &any, false, limit()).expect("a listener");
+        let calling = rdma::dial(&at, &any, limit()).expect("a listener");
         (calling.control, called.join().expect("ends").control)
     })
 }

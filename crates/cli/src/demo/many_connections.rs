@@ -93,7 +93,7 @@ impl Demo {
         let (port, port_tcp) = (port()?, port()?);
 
         self.progress(&format!("measuring {connections} connections"));
-        let service = Service::attach(&hosts.socket(0), "demo")?;
+        let service = Service::attach(hosts.socket(0), "demo")?;
         let to = SocketAddr::new(address(1), port);
         let streams = (0..connections).map(|_| self.connect(&service, to));
         let streams = streams.collect::<anyhow::Result<Vec<Stream>>>()?;

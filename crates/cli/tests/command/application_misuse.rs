@@ -236,7 +236,7 @@ fn fill(stream: &mut Stream) -> usize {
 }
 
 fn misuse(does: &str, socket: &OsStr) {
-    let attach = || Service::attach(&socket, does).expect("a daemon");
+    let attach = || Service::attach(socket, does).expect("a daemon");
     match does {
         "scribbles" => scribble(attach),
         "never reads" => {

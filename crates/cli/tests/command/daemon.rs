@@ -86,7 +86,7 @@ impl Daemons {
     }
 
     pub(crate) fn attach(&self, host: usize) -> Service {
-        Service::attach(&self.socket(host), "test").expect("a daemon")
+        Service::attach(self.socket(host), "test").expect("a daemon")
     }
 
     /// Starts an application of the first host in a process of its own: this program again, running the test
@@ -261,7 +261,7 @@ const VICTIM: &str = "HEADWORKS_TEST_SOCKET";
 
 /// Holds a connection until it is killed.
 fn hold(socket: &std::ffi::OsStr) -> ! {
-    let service = Service::attach(&socket, "victim").unwrap();
+    let service = Service::attach(socket, "victim").unwrap();
     let mut stream = service.connect(to(1, 7000)).unwrap();
     stream.send_all(b"held").unwrap();
     let mut buffer = [0; 4096];
@@ -337,7 +337,7 @@ const LEAVER: &str = "HEADWORKS_TEST_LEAVER";
 
 /// Sends and closes, then ends its process at once.
 fn say_and_go(socket: &std::ffi::OsStr) -> ! {
-    let service = Service::attach(&socket, "leaver").unwrap();
+    let service = Service::attach(socket, "leaver").unwrap();
     for len in [0, 1, 70_000, 2_000_000] {
         let mut stream = service.connect(to(1, 7000)).unwrap();
         let said: Vec<u8> = (0..len).map(byte).collect();

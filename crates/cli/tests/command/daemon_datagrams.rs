@@ -224,7 +224,7 @@ fn an_absent_receiver_does_not_disturb_other_sockets() {
         far.recv_from(&mut buffer).is_ok()
     });
     // A host dies.
-    let beside = Service::attach(&daemons.socket(0), "beside").unwrap();
+    let beside = Service::attach(daemons.socket(0), "beside").unwrap();
     let mut beside = beside.bind(7001).unwrap();
     daemons.sides[1].signal(Signal::KILL);
     daemons.sides[1].wait();

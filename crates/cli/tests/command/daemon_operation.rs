@@ -55,7 +55,7 @@ fn a_terminating_daemon_lets_connections_end() {
     is_stopping(client.connect(to(1, 7000)).unwrap_err());
     is_stopping(client.listen(7001, 1).unwrap_err());
     is_stopping(server.connect(to(0, 7000)).unwrap_err());
-    is_stopping(Service::attach(&daemons.socket(0), "late").unwrap_err());
+    is_stopping(Service::attach(daemons.socket(0), "late").unwrap_err());
     // The existing connection goes on.
     let mut buffer = [0; 64];
     for _ in 0..100 {
@@ -586,7 +586,7 @@ fn exceeding_a_quota_is_refused_without_affecting_others() {
         assert!(memory.len() < 9, "more than its quota");
     };
     limit(over);
-    let third = Service::attach(&daemons.socket(0), "third");
+    let third = Service::attach(daemons.socket(0), "third");
     limit(third.unwrap_err());
     // Neither its existing connections nor another application is affected.
     for stream in held {
@@ -596,7 +596,7 @@ fn exceeding_a_quota_is_refused_without_affecting_others() {
     drop((listener, memory, greedy));
     let mut again = None;
     until("its place", || {
-        again = Service::attach(&daemons.socket(0), "again").ok();
+        again = Service::attach(daemons.socket(0), "again").ok();
         again.is_some()
     });
     drop((again, other, server));

@@ -301,7 +301,7 @@ fn a_daemon_without_memory_says_so_and_goes_on() {
         prlimit(Some(side), Resource::Fsize, new).unwrap()
     };
     let before = limit(Some(64 << 10));
-    let refused = Service::attach(&daemons.socket(0), "needs memory").unwrap_err();
+    let refused = Service::attach(daemons.socket(0), "needs memory").unwrap_err();
     assert!(
         matches!(refused, ServiceError::Refused(Refusal::Memory)),
         "{refused}"

@@ -27,7 +27,7 @@ const OWN: u16 = 7100;
 /// Uses a bit of everything until this process or its daemon is killed.
 fn run_victim(socket: &OsStr) -> ! {
     let work = || -> Result<(), ServiceError> {
-        let service = Service::attach(&socket, "casualty")?;
+        let service = Service::attach(socket, "casualty")?;
         for round in 0usize.. {
             let mut stream = service.connect(to(1, FAR))?;
             let export = stream.export(service.alloc(4096)?, Rights::ALL)?;

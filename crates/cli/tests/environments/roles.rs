@@ -416,7 +416,7 @@ fn serve(host: u8, place: &Path, port: u16, leash: &Path) -> Result {
 }
 
 fn accept(host: u8, place: &Path, leash: &Path) -> Result {
-    let service = Service::attach(&socket(host, place), "listens")?;
+    let service = Service::attach(socket(host, place), "listens")?;
     let listener = service.listen(APP_PORT, 4)?;
     fork_a_child(leash);
     say("ready");
@@ -435,7 +435,7 @@ fn accept(host: u8, place: &Path, leash: &Path) -> Result {
 }
 
 fn connect_to(host: u8, to: u8, place: &Path, leash: &Path) -> Result {
-    let service = Service::attach(&socket(host, place), "connects")?;
+    let service = Service::attach(socket(host, place), "connects")?;
     let to = SocketAddr::new(address(to), APP_PORT);
     let mut stream = service.connect_by(to, Some(until()))?;
     stream.set_deadline(Some(until()));

@@ -263,8 +263,11 @@ fn call_listener(
             (device, control)
         }
         RendezvousAddr::Rdma(address) => {
-            let met = rdma::dial(&address, device, waits, until)
-                .map_err(|error| rdma_error(name, allowed, error))?;
+            let met = match waits {
+                true => rdma::dial_wait(&address, device, until),
+                false => rdma::dial(&address, device, until),
+            };
+            let met = met.map_err(|error| rdma_error(name, allowed, error))?;
             return Ok((crate::open(&met.device)?, met.control));
         }
     };

@@ -355,10 +355,7 @@ impl SharedSession {
         };
         match at.iter().find(is_own) {
             Some(at) => Ok(at.port()),
-            None => Err(ServiceError::NotOwnAddress {
-                at: at[0].ip(),
-                own,
-            }),
+            None => Err(ServiceError::NotOwnAddress { own }),
         }
     }
 

@@ -188,7 +188,7 @@ fn only_the_daemons_own_address_can_be_bound() {
     let refused = service.listen_at("127.0.0.2:0", 1).expect_err("another's");
     assert_eq!(
         refused.to_string(),
-        "127.0.0.2 is not the address that the daemon serves: bind 127.0.0.1, or an unspecified address"
+        "the daemon listens only at its own address: pass 127.0.0.1, or an unspecified address"
     );
     let kind = std::io::Error::from(refused).kind();
     assert_eq!(kind, std::io::ErrorKind::AddrNotAvailable);
