@@ -109,25 +109,48 @@ fn a_late_reply_to_a_failed_call_is_released() {
     });
 }
 
-#[test]
-fn the_call_finding_a_hangup_returns_its_reason() {
+/// Returns the error of a call that finds that the daemon has hung up for the reason `why`.
+fn error_after_hangup(why: Refusal) -> ServiceError {
     let (over, is_over) = mpsc::channel::<()>();
     let (attached, is_attached) = mpsc::channel();
     let says = move |socket: &PacketSocket| {
         take(socket);
         is_attached.recv().expect("it attaches");
-        let why = Refusal::Stopping;
         say(socket, &Reply::Over { why });
         over
     };
-    Daemon::new().serve(says, move |path| {
+    let mut error = None;
+    Daemon::new().serve(says, |path| {
         let shared = SharedSession::attach(path, "test").expect("a daemon");
         attached.send(()).expect("it waits");
         // The channel closes after the daemon has hung up.
         let hung_up = is_over.recv();
         assert!(hung_up.is_err(), "nothing is sent");
         let answer = shared.answer(None, |session| session.alloc(1));
-        let error = answer.err().expect("no answer");
+        error = answer.err();
+        assert!(shared.is_gone());
+    });
+    error.expect("no answer")
+}
+
+#[test]
+fn the_call_finding_a_hangup_returns_its_reason_and_a_stopped_daemon_is_gone() {
+    let error = error_after_hangup(Refusal::Misuse);
+    let is_told = matches!(error, ServiceError::Refused(Refusal::Misuse));
+    assert!(is_told, "{error}");
+    let error = error_after_hangup(Refusal::Stopping);
+    assert!(matches!(error, ServiceError::DaemonGone), "{error}");
+}
+
+#[test]
+fn a_daemon_that_stops_refuses_who_attaches() {
+    let says = |socket: &PacketSocket| {
+        heard(socket);
+        let why = Refusal::Stopping;
+        say(socket, &Reply::Over { why });
+    };
+    Daemon::new().serve(says, |path| {
+        let error = SharedSession::attach(path, "test").expect_err("refused");
         let is_told = matches!(error, ServiceError::Refused(Refusal::Stopping));
         assert!(is_told, "{error}");
     });
