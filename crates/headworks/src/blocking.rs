@@ -28,6 +28,9 @@ pub(crate) use waiter::{EndWaiter, system};
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum BlockingError {
+    /// The ring could not be connected.
+    #[error(transparent)]
+    Connect(#[from] ConnectError),
     /// The other end closed or died.
     #[error("the other end is gone")]
     PeerGone,
@@ -128,15 +131,15 @@ impl BlockingSender {
     ///
     /// # Errors
     ///
-    /// [`ConnectError`], also if a descriptor cannot be copied.
+    /// [`BlockingError::Connect`]. [`BlockingError::System`] if a descriptor cannot be copied.
     pub fn connect<'u>(
         device: &Arc<dyn Device>,
         config: &RingConfig,
         mut control: ControlStream,
         until: impl Into<WaitLimit<'u>>,
-    ) -> Result<Self, ConnectError> {
+    ) -> Result<Self, BlockingError> {
         let sender = connect::sender(device, &waited_for(config), &mut control, until)?;
-        Self::new(sender, control).map_err(ConnectError::from)
+        Self::new(sender, control)
     }
 
     /// Wraps a connected ring and the control stream over which it was connected.
@@ -316,15 +319,15 @@ impl BlockingReceiver {
     ///
     /// # Errors
     ///
-    /// [`ConnectError`], also if a descriptor cannot be copied.
+    /// [`BlockingError::Connect`]. [`BlockingError::System`] if a descriptor cannot be copied.
     pub fn connect<'u>(
         device: &Arc<dyn Device>,
         config: &RingConfig,
         mut control: ControlStream,
         until: impl Into<WaitLimit<'u>>,
-    ) -> Result<Self, ConnectError> {
+    ) -> Result<Self, BlockingError> {
         let receiver = connect::receiver(device, &waited_for(config), &mut control, until)?;
-        Self::new(receiver, control).map_err(ConnectError::from)
+        Self::new(receiver, control)
     }
 
     /// Wraps a connected ring and the control stream over which it was connected.

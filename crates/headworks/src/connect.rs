@@ -19,8 +19,6 @@ use headworks_ring::{
 use headworks_verbs::Device;
 use rustix::rand::{GetRandomFlags, getrandom};
 
-use crate::blocking::BlockingError;
-
 /// An end of a ring could not be made or connected.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -31,9 +29,6 @@ pub enum ConnectError {
     /// The control stream failed, or the bring-up with the other side did not complete.
     #[error(transparent)]
     ControlStream(#[from] NetError),
-    /// The connected end cannot be waited for.
-    #[error(transparent)]
-    Waiting(#[from] BlockingError),
 }
 
 /// Makes the sending end and waits for the other side of the control stream, which makes the [`receiver`].

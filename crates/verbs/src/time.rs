@@ -168,7 +168,9 @@ mod tests {
         assert_eq!(Duration::from(span), Duration::from_micros(1500));
         assert_eq!(core::time::Duration::from(Duration::from(span)), span);
         assert_eq!(Instant::ZERO + span, Instant::from_nanos(1_500_000));
-        assert_eq!(Duration::from(core::time::Duration::MAX).nanos(), u64::MAX);
+        // 2⁶³ seconds, whose nanoseconds modulo 2⁶⁴ are 0.
+        let long = core::time::Duration::from_secs(1 << 63);
+        assert_eq!(Duration::from(long).nanos(), u64::MAX);
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! Streams of the service for tasks.
 
+use std::future::poll_fn;
 use std::io;
 use std::net::SocketAddr;
 use std::pin::Pin;
@@ -12,11 +13,47 @@ use tokio::task::coop::poll_proceed;
 use super::waiter::readiness_fd;
 use crate::service::{Listener, Readiness, Service, ServiceError, Stream};
 
-/// A [`Stream`] of the service for tasks of the tokio runtime, by [`AsyncRead`] and [`AsyncWrite`].
+/// A [`Stream`] of the service for tasks of the tokio runtime. It also has tokio's [`AsyncRead`] and [`AsyncWrite`], so
 /// `tokio::io::split` makes a half for each direction.
 ///
-/// Dropping it closes the connection; what was written still arrives. `shutdown` ends the stream towards the peer, as
-/// [`Stream::end`] does.
+/// Every future of it may be dropped at any time: a call that was not ready has received and sent nothing, except
+/// [`send_all`](Self::send_all), which may have sent a part. Dropping the stream closes the connection; what was sent
+/// still arrives.
+///
+/// ```no_run
+/// use headworks::asynchronous::{AsyncListener, AsyncStream};
+/// use headworks::service::{Service, ServiceError};
+///
+/// async fn serve(service: Service) -> Result<(), ServiceError> {
+///     let listener = AsyncListener::new(service.listen(7000, 128)?)?;
+///     loop {
+///         let mut stream = listener.accept().await?;
+///         tokio::spawn(async move {
+///             let mut buffer = vec![0; 64 << 10];
+///             loop {
+///                 let len = stream.recv(&mut buffer).await?;
+///                 if len == 0 {
+///                     return Ok::<_, ServiceError>(());
+///                 }
+///                 stream.send_all(&buffer[..len]).await?;
+///             }
+///         });
+///     }
+/// }
+///
+/// async fn ask(service: &Service, text: &[u8]) -> Result<Vec<u8>, ServiceError> {
+///     let mut stream = AsyncStream::connect(service, ([10, 0, 0, 2], 7000).into()).await?;
+///     stream.send_all(text).await?;
+///     stream.end().await?;
+///     let (mut answer, mut buffer) = (Vec::new(), [0; 4096]);
+///     loop {
+///         match stream.recv(&mut buffer).await? {
+///             0 => return Ok(answer),
+///             len => answer.extend_from_slice(&buffer[..len]),
+///         }
+///     }
+/// }
+/// ```
 #[derive(Debug)]
 pub struct AsyncStream {
     stream: Stream,
@@ -70,6 +107,46 @@ impl AsyncStream {
         }
     }
 
+    /// Receives as [`Stream::recv`] does.
+    ///
+    /// # Errors
+    ///
+    /// As [`Stream::recv`].
+    pub async fn recv(&mut self, into: &mut [u8]) -> Result<usize, ServiceError> {
+        poll_fn(|cx| self.poll_call(cx, Interest::READABLE, |stream| stream.recv(into))).await
+    }
+
+    /// Sends as [`Stream::send`] does.
+    ///
+    /// # Errors
+    ///
+    /// As [`Stream::send`].
+    pub async fn send(&mut self, bytes: &[u8]) -> Result<usize, ServiceError> {
+        poll_fn(|cx| self.poll_call(cx, Interest::WRITABLE, |stream| stream.send(bytes))).await
+    }
+
+    /// Sends all of the bytes.
+    ///
+    /// # Errors
+    ///
+    /// As [`Stream::send_all`].
+    pub async fn send_all(&mut self, mut bytes: &[u8]) -> Result<(), ServiceError> {
+        while !bytes.is_empty() {
+            let sent = self.send(bytes).await?;
+            bytes = &bytes[sent..];
+        }
+        Ok(())
+    }
+
+    /// Ends the stream towards the peer, as [`Stream::end`] does.
+    ///
+    /// # Errors
+    ///
+    /// As [`Stream::end`].
+    pub async fn end(&mut self) -> Result<(), ServiceError> {
+        poll_fn(|cx| self.poll_call(cx, Interest::WRITABLE, Stream::end)).await
+    }
+
     /// Returns the stream, which is nonblocking.
     pub fn into_inner(self) -> Stream {
         self.stream
@@ -86,31 +163,32 @@ impl AsyncStream {
     }
 
     /// Calls `attempt` until it does not have to wait.
-    fn poll_io<T>(
+    fn poll_call<T>(
         &mut self,
         cx: &mut Context<'_>,
         interest: Interest,
         mut attempt: impl FnMut(&mut Stream) -> Result<T, ServiceError>,
-    ) -> Poll<io::Result<T>> {
+    ) -> Poll<Result<T, ServiceError>> {
         let turn = ready!(poll_proceed(cx));
         match attempt(&mut self.stream) {
             Err(ServiceError::WouldBlock) => {}
             done => {
                 turn.made_progress();
-                return Poll::Ready(Ok(done?));
+                return Poll::Ready(done);
             }
         }
         loop {
-            let mut guard = ready!(match interest.is_readable() {
+            let ready = ready!(match interest.is_readable() {
                 true => self.fd.poll_read_ready(cx),
                 false => self.fd.poll_write_ready(cx),
-            })?;
+            });
+            let mut guard = ready.map_err(reactor)?;
             match attempt(&mut self.stream) {
                 // The reactor is edge-triggered. It forgets the event that this attempt has served, and no later one.
                 Err(ServiceError::WouldBlock) => guard.clear_ready(),
                 done => {
                     turn.made_progress();
-                    return Poll::Ready(Ok(done?));
+                    return Poll::Ready(done);
                 }
             }
         }
@@ -128,7 +206,7 @@ impl AsyncRead for AsyncStream {
         }
         let space = into.initialize_unfilled();
         let receive = |stream: &mut Stream| stream.recv(space);
-        let received = ready!(self.get_mut().poll_io(cx, Interest::READABLE, receive))?;
+        let received = ready!(self.get_mut().poll_call(cx, Interest::READABLE, receive))?;
         into.advance(received);
         Poll::Ready(Ok(()))
     }
@@ -141,7 +219,8 @@ impl AsyncWrite for AsyncStream {
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
         let send = |stream: &mut Stream| stream.send(bytes);
-        self.get_mut().poll_io(cx, Interest::WRITABLE, send)
+        let sent = self.get_mut().poll_call(cx, Interest::WRITABLE, send);
+        sent.map_err(io::Error::from)
     }
 
     /// Does nothing: written bytes are on their way already.
@@ -150,7 +229,10 @@ impl AsyncWrite for AsyncStream {
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.get_mut().poll_io(cx, Interest::WRITABLE, Stream::end)
+        let ended = self
+            .get_mut()
+            .poll_call(cx, Interest::WRITABLE, Stream::end);
+        ended.map_err(io::Error::from)
     }
 }
 

@@ -193,6 +193,8 @@ impl PipeError {
             BlockingError::Interrupted => Self::Interrupted,
             // A connected pipe has only one deadline: for the other side's last message.
             BlockingError::Deadline => Self::PeerGone { delivered },
+            // A pipe connects its ring before it wraps it.
+            BlockingError::Connect(_) => Self::Protocol("its ring is not connected"),
             BlockingError::NotNotify => Self::Protocol("its ring cannot be slept on"),
             BlockingError::Length(_) => Self::Protocol("a message is too long"),
             BlockingError::ControlStream(error) => error.into(),

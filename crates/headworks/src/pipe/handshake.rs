@@ -362,7 +362,6 @@ pub(super) fn decode_hello(kind: u8, bytes: &[u8]) -> Result<&[u8], PipeError> {
 fn connect_error(name: &str, allowed: Duration) -> impl FnOnce(ConnectError) -> PipeError {
     move |error| match error {
         ConnectError::Setup(error) => error.into(),
-        ConnectError::Waiting(error) => PipeError::waiting(0)(error),
         ConnectError::ControlStream(NetError::PeerGone) => PipeError::NotConnected {
             name: name.to_owned(),
         },

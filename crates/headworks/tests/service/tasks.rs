@@ -111,9 +111,9 @@ fn a_task_waits_for_room_until_the_peer_reads() {
         let at = listener.get_ref().local_addr().expect("an address");
         let near = tokio::spawn(async move {
             let mut near = AsyncStream::connect(&service, at).await.expect("connects");
-            write_all(&mut near, &vec![9; 20 << 20]).await;
-            shutdown(&mut near).await;
-            assert_eq!(read(&mut near, &mut [0]).await, 0);
+            near.send_all(&vec![9; 20 << 20]).await.expect("sends");
+            near.end().await.expect("ends");
+            assert_eq!(near.recv(&mut [0]).await.expect("the end"), 0);
         });
         let mut far = listener.accept().await.expect("accepts");
         // Lets the sender fill all buffers first: its task runs until it has to wait for room.
@@ -130,7 +130,7 @@ fn a_task_waits_for_room_until_the_peer_reads() {
         .await;
         let (mut buffer, mut got) = (vec![0; 50_000], 0);
         loop {
-            let len = read(&mut far, &mut buffer).await;
+            let len = far.recv(&mut buffer).await.expect("receives");
             if len == 0 {
                 break;
             }
