@@ -114,12 +114,29 @@ impl ConnectionShared {
 
     /// Asks the daemon to look at the connection again. A thread that polls for room in a ring calls it.
     pub fn nudge(&self) -> Wake {
-        self.doorbell.touch(self.handle)
+        match self.doorbell.touch(self.handle) {
+            true => Wake::Needed,
+            false => Wake::No,
+        }
+    }
+
+    /// Nudges the daemon if something has `changed` for it.
+    fn nudge_if(&self, changed: bool) -> Wake {
+        match changed {
+            true => self.nudge(),
+            false => Wake::No,
+        }
     }
 }
 
-/// Whether the daemon sleeps and the caller must wake it.
-pub type Wake = bool;
+/// Tells a caller whether it must wake the daemon ([`Session::wake`](crate::Session::wake)).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wake {
+    /// The daemon is awake, or has nothing to do for this call.
+    No,
+    /// The daemon sleeps: the caller must wake it.
+    Needed,
+}
 
 /// Implements what both directions have in common.
 macro_rules! direction {
@@ -160,7 +177,7 @@ impl SendHalf {
     /// [`ContractError`]: the daemon broke the contract.
     pub fn send(&mut self, bytes: &[u8]) -> Result<(usize, Wake), ContractError> {
         let written = self.egress.write(&self.known.slabs, bytes)?;
-        Ok((written, written > 0 && self.nudge()))
+        Ok((written, self.nudge_if(written > 0)))
     }
 
     /// Asks the daemon to send memory of the session in place; see [`EgressWriter::lend`].
@@ -170,7 +187,7 @@ impl SendHalf {
     /// [`ContractError`]: the daemon broke the contract.
     pub fn lend(&mut self, extent: Extent) -> Result<(Option<LendTicket>, Wake), ContractError> {
         let lent = self.egress.lend(&self.known.slabs, extent)?;
-        Ok((lent, lent.is_some() && self.nudge()))
+        Ok((lent, self.nudge_if(lent.is_some())))
     }
 
     /// Sets how bytes are carried from now on.
@@ -204,7 +221,7 @@ impl SendHalf {
         operation: &Operation,
     ) -> Result<(Option<LendTicket>, Wake), ContractError> {
         let asked = self.egress.operate(&self.known.slabs, operation)?;
-        Ok((asked, asked.is_some() && self.nudge()))
+        Ok((asked, self.nudge_if(asked.is_some())))
     }
 
     /// Ends the stream to the peer. Returns whether it is ended. If not, the ring had no room for the record:
@@ -216,7 +233,7 @@ impl SendHalf {
     pub fn end(&mut self) -> Result<(bool, Wake), ContractError> {
         let was_ended = self.egress.is_ended();
         let is_ended = self.egress.end(&self.known.slabs)?;
-        Ok((is_ended, is_ended && !was_ended && self.nudge()))
+        Ok((is_ended, self.nudge_if(is_ended && !was_ended)))
     }
 
     /// Whether this side has ended its stream.
@@ -258,7 +275,8 @@ impl ReceiveHalf {
             self.ingress.available(&self.known.slabs)? == 0 && !self.ingress.awaits_slab();
         let is_ended = is_empty && self.status().is_ended;
         let read = self.ingress.read(&self.known.slabs, into)?;
-        let wake = read > 0 && self.ingress.is_update_due() && self.nudge();
+        let is_due = read > 0 && self.ingress.is_update_due();
+        let wake = self.nudge_if(is_due);
         let received = match read {
             0 if into.is_empty() => Received::Bytes(0),
             0 if is_ended => Received::Ended,
@@ -286,6 +304,7 @@ impl ReceiveHalf {
     /// Consumes bytes that were peeked at.
     pub fn consume(&mut self, bytes: u64) -> Wake {
         self.ingress.consume(bytes);
-        self.ingress.is_update_due() && self.nudge()
+        let is_due = self.ingress.is_update_due();
+        self.nudge_if(is_due)
     }
 }

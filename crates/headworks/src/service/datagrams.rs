@@ -584,6 +584,13 @@ impl fmt::Debug for Message<'_> {
     }
 }
 
+impl AsFd for Datagrams {
+    /// Returns the descriptor of [`Datagrams::fd`].
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd()
+    }
+}
+
 impl fmt::Debug for Datagrams {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Datagrams({}, {} peers)", self.port(), self.peers.len())

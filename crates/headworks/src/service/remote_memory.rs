@@ -4,6 +4,7 @@ use std::fmt;
 use std::mem::ManuallyDrop;
 use std::sync::atomic::Ordering;
 
+use headworks_client::connection::Wake;
 use headworks_client::{Extent, LendTicket, Op, Operation, Outcomes};
 use headworks_shm::ordered_copy::prefetch_object;
 
@@ -434,10 +435,10 @@ impl SendSide {
             // The order matters: the daemon writes the outcome before it returns the record.
             let is_returned = sending.is_returned(lent)?;
             match (outcomes.get(), sending.status().reset) {
-                (Some(over), _) => Ok((Some(over), false)),
-                (None, _) if is_returned => Ok((Some((Outcome::Lost, 0)), false)),
+                (Some(over), _) => Ok((Some(over), Wake::No)),
+                (None, _) if is_returned => Ok((Some((Outcome::Lost, 0)), Wake::No)),
                 (None, Some(why)) => Err(ServiceError::Reset(why)),
-                (None, None) => Ok((None, false)),
+                (None, None) => Ok((None, Wake::No)),
             }
         })?;
         if let Some(slot) = operating.slot.take() {

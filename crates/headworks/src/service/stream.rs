@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, OnceLock};
 
 use headworks_client::Session;
-use headworks_client::connection::{Connection, ReceiveHalf, Received, SendHalf};
+use headworks_client::connection::{Connection, ReceiveHalf, Received, SendHalf, Wake};
 use headworks_shm::View;
 use headworks_verbs::{Duration, Instant};
 
@@ -420,7 +420,7 @@ impl Writer {
         let returned = self.side().and_then(|mut side| {
             side.half.wait(&limits, |sending| {
                 let is_returned = sending.is_returned(lent)?;
-                Ok((is_returned.then_some(()), false))
+                Ok((is_returned.then_some(()), Wake::No))
             })
         });
         match returned {
@@ -510,11 +510,11 @@ impl Reader {
             let status = receiving.status();
             let extent = receiving.peek()?;
             if extent.len > 0 || (status.is_ended && !receiving.awaits_slab()) {
-                return Ok((Some(receiving.slabs().view(extent)?), false));
+                return Ok((Some(receiving.slabs().view(extent)?), Wake::No));
             }
             match status.reset {
                 Some(why) if !receiving.awaits_slab() => Err(ServiceError::Reset(why)),
-                _ => Ok((None, false)),
+                _ => Ok((None, Wake::No)),
             }
         })?;
         Ok(Peeked { side, view })
@@ -555,8 +555,8 @@ impl Peeked<'_> {
         self.side.connection.shared.check()?;
         let bytes = bytes.min(self.view.len()) as u64;
         match self.side.half.consume(bytes) {
-            true => self.side.connection.shared.wake(),
-            false => Ok(()),
+            Wake::Needed => self.side.connection.shared.wake(),
+            Wake::No => Ok(()),
         }
     }
 }

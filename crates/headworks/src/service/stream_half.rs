@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError, Weak};
 
-use headworks_client::connection::{ConnectionShared, ReceiveHalf, SendHalf};
+use headworks_client::connection::{ConnectionShared, ReceiveHalf, SendHalf, Wake};
 use headworks_client::slabs::Slabs;
 use headworks_net::waiting::PollHistory;
 use headworks_net::{WaitPhase, Waiter, WakeReason, clock};
@@ -241,18 +241,17 @@ impl<H: ConnectionHalf> StreamHalf<H> {
         Ok(())
     }
 
-    /// Calls `act` until it returns something. The flag that `act` returns says that the daemon must be
-    /// woken.
+    /// Calls `act` until it returns something. `act` also returns whether the daemon must be woken.
     pub(super) fn wait<T>(
         &mut self,
         limits: &CallLimits,
-        mut act: impl FnMut(&mut H) -> Result<(Option<T>, bool), ServiceError>,
+        mut act: impl FnMut(&mut H) -> Result<(Option<T>, Wake), ServiceError>,
     ) -> Result<T, ServiceError> {
         let shared = &*self.connection.shared;
         shared.check()?;
         let mut act = |half: &mut H| -> Result<Option<T>, ServiceError> {
-            let (done, wakes) = act(half)?;
-            if wakes {
+            let (done, wake) = act(half)?;
+            if wake == Wake::Needed {
                 shared.wake()?;
             }
             Ok(done)
@@ -347,7 +346,7 @@ impl<H: ConnectionHalf> FdWait<'_, H> {
             if let Some(done) = act(self.half)? {
                 // The socket was filled although there is room: the daemon empties it, now or at its next
                 // look.
-                if H::KIND == HalfKind::Send && self.half.nudge() {
+                if H::KIND == HalfKind::Send && self.half.nudge() == Wake::Needed {
                     self.shared.wake()?;
                 }
                 return Ok(Some(done));

@@ -1,5 +1,6 @@
 //! Applications in virtual time that send each other messages in turn.
 
+use headworks::client::connection::Wake;
 use headworks::runtime::{Actor, ActorContext, ActorError, Step};
 use headworks::verbs::{Duration, Instant};
 
@@ -134,7 +135,7 @@ impl Actor for Talker {
                 app_session.wrote(connection.handle(), u64::from(count > 0));
                 if count == 0 {
                     // This makes the daemon check whether there is room.
-                    let _: bool = connection.nudge();
+                    let _: Wake = connection.nudge();
                 }
                 cx.charge(LOOK);
                 match sent + count == len {
@@ -163,7 +164,7 @@ impl Actor for Talker {
                 let mut bytes = vec![0; count];
                 let extent = connection.receiving.peek()?.part(0, count as u32);
                 app_session.session.slabs().read(extent, &mut bytes)?;
-                let _: bool = connection.receiving.consume(count as u64);
+                let _: Wake = connection.receiving.consume(count as u64);
                 app_session.wrote(connection.handle(), 0);
                 if bytes != self.message[got..got + count] {
                     return Err(ActorError::new("a message arrived with wrong bytes"));
