@@ -309,13 +309,13 @@ impl Domain {
 
     /// Returns the next action if it is a wake-up of an application.
     pub(crate) fn wake_up(&mut self) -> Option<WakeUp> {
-        let next = self
-            .outputs
-            .pop_front_if(|next| matches!(next, Output::WakeThread(_) | Output::Signal { .. }));
-        match next? {
+        match self.outputs.pop_front()? {
             Output::WakeThread(event_count) => Some(WakeUp::Thread(event_count)),
             Output::Signal { watch, signal } => Some(WakeUp::Signal(watch, signal)),
-            _ => None,
+            other => {
+                self.outputs.push_front(other);
+                None
+            }
         }
     }
 

@@ -203,6 +203,8 @@ enum ServerMessage {
     Dialed(Dialed),
     /// A client of the metrics endpoint wants the current text.
     Look(mpsc::Sender<String>),
+    /// The thread of a worker has ended, and the daemon ends.
+    WorkerFailed(io::Error),
 }
 
 /// Sends messages from other threads to the event loop, and wakes it.
@@ -268,6 +270,8 @@ struct Inner {
     since: Instant,
     device: String,
     sleeps: u64,
+    /// Error of a worker's thread.
+    failed: Option<io::Error>,
 }
 
 impl DaemonServer {
@@ -358,6 +362,7 @@ impl DaemonServer {
             since: clock::now(),
             device: device.info().name.to_string(),
             sleeps: 0,
+            failed: None,
         };
         inner.watch(&inner.woken, Token::Threads)?;
         inner.watch(device.async_fd(), Token::Device)?;
@@ -452,6 +457,10 @@ impl DaemonServer {
             }
             if has_events || turns.is_multiple_of(SOCKETS_EVERY) {
                 self.inner.look_at_sockets()?;
+            }
+            if let Some(source) = self.inner.failed.take() {
+                let what = "a worker's thread";
+                return Err(ServerError::System { what, source });
             }
             // A waiter that is never idle does not report deadlines.
             let is_over = |at: Option<Instant>| at.is_some_and(|at| clock::now() >= at);
@@ -573,6 +582,7 @@ impl Inner {
             match told {
                 ServerMessage::Dialed(dialed) => self.take_dialed(dialed),
                 ServerMessage::Look(to) => drop(to.send(self.look())),
+                ServerMessage::WorkerFailed(source) => self.failed = Some(source),
             }
         }
     }

@@ -16,7 +16,7 @@ use headworks_verbs::CompletionChannel;
 use rustix::event::{PollFd, PollFlags};
 
 use super::subscriptions::Subscriptions;
-use super::{ALONE, OFFERED_EVERY, ServerSender};
+use super::{ALONE, OFFERED_EVERY, ServerMessage, ServerSender};
 use crate::domain::WakeUp;
 use crate::ids::WorkerId;
 use crate::worker::{SharedWorker, Worker};
@@ -107,13 +107,15 @@ impl Drop for WorkerThreads {
     }
 }
 
-/// Ends the process if its thread panics. Without the worker its connections would stand still for ever.
-struct AbortOnPanic;
+/// Tells control when a worker's thread panics. Without the worker its connections would stand still for ever, so the
+/// daemon ends.
+struct PanicReport(ServerSender);
 
-impl Drop for AbortOnPanic {
+impl Drop for PanicReport {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            std::process::abort();
+            let source = io::Error::other("a bug, see the log");
+            self.0.tell(ServerMessage::WorkerFailed(source));
         }
     }
 }
@@ -138,7 +140,7 @@ struct WorkerLoop {
 
 impl WorkerLoop {
     fn run(mut self) {
-        let _abort = AbortOnPanic;
+        let _report = PanicReport(self.control.clone());
         let mut waiter = Waiter::default();
         let shared = self.shared.clone();
         while !shared.is_ending.load(Ordering::Acquire) {
@@ -147,8 +149,8 @@ impl WorkerLoop {
             let fds = channels.iter().map(|channel| channel.fd()).chain([wake]);
             let polled = fds.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
             if let Err(error) = self.serve(&mut waiter, &mut polled.collect::<Vec<_>>()) {
-                tracing::error!("a worker cannot wait: {error}");
-                std::process::abort();
+                self.control.tell(ServerMessage::WorkerFailed(error));
+                return;
             }
             shared.wake.clear();
             self.is_armed = false;

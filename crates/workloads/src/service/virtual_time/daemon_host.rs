@@ -90,15 +90,15 @@ impl AppSession {
     /// their number, and that of the cache lines that the daemon reads for them.
     fn pick_up(&mut self, worker: Option<WorkerId>) -> (u64, u64) {
         let carried_by = &self.carried_by;
-        let is_its = |handle: &u32, _: &mut u64| match worker {
-            Some(worker) => carried_by.get(handle) == Some(&worker),
-            None => true,
-        };
         let (mut records, mut touched) = (0, 0);
-        for (_, written) in self.touched.extract_if(.., is_its) {
-            records += written;
-            touched += 1;
-        }
+        self.touched.retain(|handle, written| {
+            let is_its = worker.is_none_or(|worker| carried_by.get(handle) == Some(&worker));
+            if is_its {
+                records += *written;
+                touched += 1;
+            }
+            !is_its
+        });
         // Each touched connection has a cursor to read; each session with any has a mark in its doorbell.
         (records, records + touched + u64::from(touched > 0))
     }
