@@ -13,7 +13,7 @@ use headworks_client::control_block::Transfer;
 use headworks_client::session::Event;
 use headworks_client::socket_message::Refusal;
 use headworks_client::{Reset, Rights};
-use headworks_daemon::control::{EXPORTS_SINCE, Message, VERSION, VERSION_OLDEST};
+use headworks_daemon::control::{EXPORTS_SINCE, Message, VERSION_OLDEST};
 use headworks_daemon::{Output, PeerId};
 
 use headworks_verbs::Duration;
