@@ -122,7 +122,8 @@ fn soak(seed: u64, workers: u16) -> Result<Ledger, String> {
     show_logs();
     let plan = Plan::of(seed, workers);
     let (hosts, faults) = (plan.hosts.clone(), plan.faults.clone());
-    let played = scenario(hosts, faults, seed, Duration::from_secs(20));
+    // Virtual time. An application that lends 100 bytes at a time over a lossy link needs more than 20 s.
+    let played = scenario(hosts, faults, seed, Duration::from_secs(120));
     let (ledger, not_ready) = played.map_err(|what| format!("{}: {what}", plan.words))?;
     if !plan.storms && not_ready > 0 {
         return Err(format!(

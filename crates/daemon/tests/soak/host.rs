@@ -25,7 +25,7 @@ pub(crate) struct HostPlan {
 }
 
 /// Idle steps in a row between two records of what the applications wait for. A run that does not end shows the last.
-const STATES_EVERY: u32 = 1000;
+const STATES_EVERY: u32 = 10;
 
 /// Results that all hosts record.
 #[derive(Debug, Default)]
