@@ -143,6 +143,11 @@ impl Arena {
         Ok((segment, row, generation))
     }
 
+    /// Returns whether this process is a forked child of the one that made the arena, which must not touch it.
+    pub(crate) fn is_foreign(&self) -> bool {
+        self.made_by.is_foreign()
+    }
+
     /// Returns this context's segment `row`, if it still has this generation.
     pub(crate) fn find(&self, row: u32, generation: u32) -> Option<Arc<SharedSegment>> {
         let state = self.lock();

@@ -2,8 +2,8 @@
 //! deregistration puts the memory into quarantine instead.
 
 use std::os::fd::BorrowedFd;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
 
 use headworks_shm::{HugePages, PageKind, asymmetric_fence};
 use headworks_verbs::{Access, AllocRequest, Buffer, Pages, Region, ResourceError};
@@ -17,8 +17,26 @@ use crate::table::{MAX_REGION, NO_ROW, SegmentOffset};
 
 /// Memory allocated from the device. It lies in a shared segment.
 pub(crate) struct SoftBuffer {
+    // Dropped before `_notice`, which peers act on.
     piece: ArenaAllocation,
     len: usize,
+    _notice: FreedNotice,
+}
+
+/// Wakes the peers when a segment has been freed, so that they unmap it: it stays allocated while one of them has it
+/// mapped.
+struct FreedNotice {
+    /// `None` if the memory is part of a segment that stays.
+    context: Option<Weak<Context>>,
+}
+
+impl Drop for FreedNotice {
+    fn drop(&mut self) {
+        let context = self.context.as_ref().and_then(Weak::upgrade);
+        if let Some(context) = context.filter(|context| !context.arena.is_foreign()) {
+            context.kick_peers();
+        }
+    }
 }
 
 // SAFETY: the allocation has at least `len` bytes of a mapped segment, and keeps the segment until dropped.
@@ -57,9 +75,13 @@ impl SoftBuffer {
         let piece = context
             .arena
             .take(request.len, request.align, huge, request.numa_node)?;
+        let notice = FreedNotice {
+            context: piece.is_alone().then(|| Arc::downgrade(context)),
+        };
         let buffer = Arc::new(Self {
             piece,
             len: request.len,
+            _notice: notice,
         });
         if request.pages == Pages::PreferHuge && buffer.pages() == Pages::Ordinary {
             tracing::warn!(

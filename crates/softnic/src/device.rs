@@ -334,6 +334,13 @@ impl Context {
         found.map_err(|error| AttachError::new("looking it up", std::io::Error::other(error)))
     }
 
+    /// Wakes the progress threads of all peers: this context has freed a segment.
+    pub(crate) fn kick_peers(&self) {
+        let peers = self.peers();
+        let others = peers.iter().filter(|peer| !peer.is_own());
+        others.for_each(|peer| peer.kick());
+    }
+
     /// Releases peers that no queue pair is connected or sends to, and memory that the other peers have
     /// freed. A released peer is attached again when it is needed again.
     pub(crate) fn forget_unused(&self) {
