@@ -85,6 +85,11 @@ extern "C" {
 #define HW_DONTWAIT MSG_DONTWAIT
 /* Flag of hw_read() and hw_write(): only begin the operation. */
 #define HW_START 0x1000000
+/* Flags of hw_send(), at most one: how its bytes are carried, whatever
+ * hw_set_transfer() says. See HW_TRANSFER_SEND and the others below. */
+#define HW_BY_SEND 0x2000000
+#define HW_BY_WRITE 0x4000000
+#define HW_BY_READ 0x8000000
 /* Functions that take HW_NONBLOCK also take SOCK_CLOEXEC, and functions that
  * send or receive also take MSG_NOSIGNAL. Both change nothing: every
  * descriptor is close-on-exec, and no signal is ever raised. Every other flag
@@ -183,8 +188,8 @@ int hw_getpeername(int fd, struct sockaddr *at, socklen_t *len);
 /* Sends bytes and returns their number. It sends all of them, unless it may
  * not wait or fails after some were sent; in that case the next call says why.
  *
- * EPIPE: hw_shutdown() ended the stream, also if `len` is 0. ECONNRESET. Flag:
- * HW_DONTWAIT. */
+ * EPIPE: hw_shutdown() ended the stream, also if `len` is 0. ECONNRESET. Flags:
+ * HW_DONTWAIT; HW_BY_SEND, HW_BY_WRITE or HW_BY_READ. */
 ssize_t hw_send(int fd, const void *bytes, size_t len, int flags);
 
 /* Receives at most `len` bytes that have arrived and returns their number. 0

@@ -88,8 +88,8 @@ impl Halves {
 
     /// Sends as many of the bytes as there is room for, at least one. If `bytes` is empty, only checks that the
     /// stream can still be sent to.
-    fn send(&mut self, bytes: &[u8]) -> Result<usize, Error> {
-        let sent = self.stream()?.send(bytes)?;
+    fn send(&mut self, bytes: &[u8], transfer: Transfer) -> Result<usize, Error> {
+        let sent = self.stream()?.send_as(bytes, transfer)?;
         match bytes.is_empty() && self.is_ended {
             true => Err(ServiceError::Ended.into()),
             false => Ok(sent),
@@ -178,12 +178,17 @@ impl Handle {
 
     /// Sends all bytes, or as many as it can before waiting is not allowed or an error occurs. Returns their
     /// number.
-    pub(crate) fn send(&self, bytes: &[u8], waits: WaitMode) -> Result<usize, Error> {
+    pub(crate) fn send(
+        &self,
+        bytes: &[u8],
+        waits: WaitMode,
+        transfer: Transfer,
+    ) -> Result<usize, Error> {
         let connection = self.made(waits)?;
         let mut sent = 0;
         loop {
             let some = self.wait(WaitFor::Out, waits, || {
-                connection.sending(|link| link.send(&bytes[sent..]))
+                connection.sending(|link| link.send(&bytes[sent..], transfer))
             });
             match some {
                 Ok(some) => sent += some,

@@ -101,6 +101,7 @@ int main(void) {
   int ends[2];
   check_pair(ends);
   FAILS(hw_set_transfer(ends[0], 4), EINVAL);
+  FAILS(hw_send(ends[0], "x", 1, HW_BY_SEND | HW_BY_READ), EINVAL);
   for (int transfer = HW_TRANSFER_ANY; transfer <= HW_TRANSFER_READ;
        transfer++) {
     CHECK(hw_set_transfer(ends[0], transfer) == 0);

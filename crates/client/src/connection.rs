@@ -180,6 +180,34 @@ impl SendHalf {
         Ok((written, self.nudge_if(written > 0)))
     }
 
+    /// Like [`send`](Self::send), with a way to carry these bytes: see [`EgressWriter::write_as`].
+    ///
+    /// # Errors
+    ///
+    /// As [`send`](Self::send).
+    pub fn send_as(
+        &mut self,
+        bytes: &[u8],
+        transfer: Transfer,
+    ) -> Result<(usize, Wake), ContractError> {
+        let written = self.egress.write_as(&self.known.slabs, bytes, transfer)?;
+        Ok((written, self.nudge_if(written > 0)))
+    }
+
+    /// Like [`lend`](Self::lend), with a way to carry these bytes: see [`EgressWriter::lend_as`].
+    ///
+    /// # Errors
+    ///
+    /// As [`lend`](Self::lend).
+    pub fn lend_as(
+        &mut self,
+        extent: Extent,
+        transfer: Transfer,
+    ) -> Result<(Option<LendTicket>, Wake), ContractError> {
+        let lent = self.egress.lend_as(&self.known.slabs, extent, transfer)?;
+        Ok((lent, self.nudge_if(lent.is_some())))
+    }
+
     /// Asks the daemon to send memory of the session in place; see [`EgressWriter::lend`].
     ///
     /// # Errors

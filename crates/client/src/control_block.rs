@@ -121,8 +121,7 @@ impl ControlBlock {
     /// How the application wants its bytes carried. An unknown value counts as [`Transfer::Any`].
     pub fn transfer(&self) -> Transfer {
         let code = self.word(TRANSFER).load(Ordering::Relaxed);
-        let known = Transfer::ALL.into_iter().find(|one| *one as u64 == code);
-        known.unwrap_or_default()
+        Transfer::from_code(code)
     }
 
     /// For the application: sets how bytes are carried that the daemon has not sent yet, and all later ones.
@@ -274,6 +273,12 @@ pub enum Transfer {
 
 impl Transfer {
     const ALL: [Self; 4] = [Self::Any, Self::Send, Self::Write, Self::Read];
+
+    /// The transfer with this number; [`Transfer::Any`] if there is none.
+    pub(crate) fn from_code(code: u64) -> Self {
+        let known = Self::ALL.into_iter().find(|one| *one as u64 == code);
+        known.unwrap_or_default()
+    }
 }
 
 /// Reason of a connection's reset.

@@ -1,8 +1,8 @@
 //! Egress ring: records that an application wants sent, oldest first. It combines RaaS's egress queue
 //! (section IV.B) and the memory that the queue's descriptors refer to.
 //!
-//! A record begins with a word: its kind in the lowest byte, its length in bytes in the upper four. A record
-//! never wraps, and takes a multiple of 8 bytes.
+//! A record begins with a word: its kind in the lowest byte, how its bytes are carried ([`Transfer`]) in the next one,
+//! its length in bytes in the upper four. A record never wraps, and takes a multiple of 8 bytes.
 //!
 //! | kind | after the first word | what |
 //! |---|---|---|
@@ -39,7 +39,12 @@ const LEND_BYTES: u64 = HEADER + 16;
 pub const DATA_MAX: usize = 64 << 10;
 
 const fn header(kind: u8, len: u32) -> [u8; 8] {
-    ((len as u64) << 32 | kind as u64).to_le_bytes()
+    carried(kind, Transfer::Any, len)
+}
+
+/// The first word of a record whose bytes are to be carried in a way of its own.
+const fn carried(kind: u8, transfer: Transfer, len: u32) -> [u8; 8] {
+    ((len as u64) << 32 | (transfer as u64) << 8 | kind as u64).to_le_bytes()
 }
 
 /// The application's end.
@@ -97,6 +102,21 @@ impl EgressWriter {
     ///
     /// [`ContractError`]: the daemon broke the contract.
     pub fn write(&mut self, slabs: &Slabs, bytes: &[u8]) -> Result<usize, ContractError> {
+        self.write_as(slabs, bytes, Transfer::Any)
+    }
+
+    /// Like [`write`](Self::write), for bytes that are carried in this way whatever the connection's way is;
+    /// [`Transfer::Any`] stands for the connection's.
+    ///
+    /// # Errors
+    ///
+    /// As [`write`](Self::write).
+    pub fn write_as(
+        &mut self,
+        slabs: &Slabs,
+        bytes: &[u8],
+        transfer: Transfer,
+    ) -> Result<usize, ContractError> {
         let mut written = 0;
         while written < bytes.len() && !self.is_ended {
             let left = &bytes[written..];
@@ -112,7 +132,8 @@ impl EgressWriter {
             if len > 0 {
                 self.ring.write(self.at + HEADER, &left[..len]);
             }
-            self.publish(header(DATA, len as u32), HEADER + padded(len));
+            let word = carried(DATA, transfer, len as u32);
+            self.publish(word, HEADER + padded(len));
             written += len;
         }
         Ok(written)
@@ -130,6 +151,20 @@ impl EgressWriter {
         slabs: &Slabs,
         extent: Extent,
     ) -> Result<Option<LendTicket>, ContractError> {
+        self.lend_as(slabs, extent, Transfer::Any)
+    }
+
+    /// Like [`lend`](Self::lend), for bytes that are carried in this way, as with [`write_as`](Self::write_as).
+    ///
+    /// # Errors
+    ///
+    /// As [`lend`](Self::lend).
+    pub fn lend_as(
+        &mut self,
+        slabs: &Slabs,
+        extent: Extent,
+        transfer: Transfer,
+    ) -> Result<Option<LendTicket>, ContractError> {
         if self.is_ended || extent.len == 0 {
             return Ok(None);
         }
@@ -140,7 +175,7 @@ impl EgressWriter {
         self.ring.write(self.at + HEADER, &shape.to_le_bytes());
         let offset = extent.offset.to_le_bytes();
         self.ring.write(self.at + HEADER + 8, &offset);
-        self.publish(header(LEND, 16), LEND_BYTES);
+        self.publish(carried(LEND, transfer, 16), LEND_BYTES);
         Ok(Some(LendTicket(self.at)))
     }
 
@@ -270,6 +305,8 @@ fn padded(len: usize) -> u64 {
 pub struct EgressRecord {
     /// Kind of the record.
     pub what: RecordKind,
+    /// How its bytes are to be carried; [`Transfer::Any`] stands for the connection's way.
+    pub transfer: Transfer,
     /// Where the record ends: [`EgressReader::release`] takes this once the daemon needs it no more.
     pub end: u64,
 }
@@ -407,7 +444,12 @@ impl EgressReader {
             };
             self.at = end;
             self.last_end = end;
-            return Ok(Some(EgressRecord { what, end }));
+            let transfer = Transfer::from_code(word >> 8 & 0xff);
+            return Ok(Some(EgressRecord {
+                what,
+                transfer,
+                end,
+            }));
         }
     }
 

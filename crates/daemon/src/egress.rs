@@ -82,6 +82,8 @@ pub(crate) struct EgressHalf {
     wrong: Option<ContractError>,
     /// Rest of the record that is being sent.
     current: Option<Extent>,
+    /// How the application asked for the current record to be carried.
+    asked: Transfer,
     /// Rest of the operation that is being issued. It is `None` while `current` is set.
     asking: Option<PartialOperation>,
     flights: VecDeque<InFlightRecord>,
@@ -145,6 +147,7 @@ impl EgressHalf {
             egress,
             wrong: None,
             current: None,
+            asked: Transfer::Any,
             asking: None,
             flights: VecDeque::new(),
             imports: ExportTable::default(),
@@ -253,6 +256,7 @@ impl EgressHalf {
             is_issued: false,
             operation: None,
         };
+        self.asked = record.transfer;
         match record.what {
             RecordKind::Bytes(extent) => self.current = Some(extent),
             RecordKind::Operation(operation) => {
@@ -334,7 +338,10 @@ impl EgressHalf {
         let Some((from, _)) = self.piece(config) else {
             return Ok(SendStep::Nothing);
         };
-        let transfer = self.egress.transfer();
+        let transfer = match self.asked {
+            Transfer::Any => self.egress.transfer(),
+            asked => asked,
+        };
         let is_short = match transfer {
             Transfer::Any => from.len < config.bulk_min,
             Transfer::Send => true,
@@ -501,7 +508,10 @@ impl EgressHalf {
             }
             // An error in the next record is returned by the next turn, after the valid bytes before it.
             let is_short = |extent: Extent| extent.len < config.bulk_min;
-            if !self.advance(memory).unwrap_or(false) || !self.current.is_some_and(is_short) {
+            if !self.advance(memory).unwrap_or(false)
+                || !self.current.is_some_and(is_short)
+                || matches!(self.asked, Transfer::Write | Transfer::Read)
+            {
                 break;
             }
         }

@@ -544,6 +544,24 @@ fn bytes_are_carried_as_is_asked_for() {
             "{transfer:?}: {before:?} to {after:?}"
         );
     }
+    // Each call has a way of its own, whatever the connection's way is, and however short the bytes are.
+    let mut stream = client.connect(to(1, 7000)).unwrap();
+    stream.set_transfer(Transfer::Read);
+    for (transfer, writes, offers) in [
+        (Transfer::Send, 0.0, 0.0),
+        (Transfer::Write, 1.0, 0.0),
+        (Transfer::Read, 0.0, 1.0),
+        (Transfer::Any, 0.0, 1.0),
+    ] {
+        let before = counts();
+        assert_eq!(stream.send_as(&[7; 100], transfer).unwrap(), 100);
+        let mut echoed = [0; 100];
+        std::io::Read::read_exact(&mut stream, &mut echoed).unwrap();
+        let after = counts();
+        let grown = [0, 1].map(|at| after[at] - before[at]);
+        assert_eq!(grown, [writes, offers], "{transfer:?}");
+    }
+    drop(stream);
     drop((client, server));
     daemons.end();
 }

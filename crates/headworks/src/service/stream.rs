@@ -225,6 +225,15 @@ impl Stream {
         self.writer.send(bytes)
     }
 
+    /// Sends bytes that are carried in a way of their own; see [`Writer::send_as`].
+    ///
+    /// # Errors
+    ///
+    /// As [`Writer::send`].
+    pub fn send_as(&mut self, bytes: &[u8], transfer: Transfer) -> Result<usize, ServiceError> {
+        self.writer.send_as(bytes, transfer)
+    }
+
     /// Sends all of the bytes; see [`Writer::send_all`].
     ///
     /// # Errors
@@ -335,8 +344,18 @@ impl Writer {
     /// [`ServiceError::Reset`], [`ServiceError::Ended`], [`ServiceError::DaemonGone`],
     /// [`ServiceError::Deadline`].
     pub fn send(&mut self, bytes: &[u8]) -> Result<usize, ServiceError> {
+        self.send_as(bytes, Transfer::Any)
+    }
+
+    /// Like [`send`](Self::send), and has these bytes carried in this way, whatever [`set_transfer`](Self::set_transfer)
+    /// says; [`Transfer::Any`] stands for what it says (RaaS's FLAGS, section V.A).
+    ///
+    /// # Errors
+    ///
+    /// As [`Writer::send`].
+    pub fn send_as(&mut self, bytes: &[u8], transfer: Transfer) -> Result<usize, ServiceError> {
         let limits = self.limits;
-        self.side()?.send(&limits, bytes)
+        self.side()?.send(&limits, bytes, transfer)
     }
 
     /// Sets how bytes are carried to the other host: those not yet on their way, and all later ones. Callers
@@ -447,12 +466,17 @@ impl Writer {
 }
 
 impl SendSide {
-    fn send(&mut self, limits: &CallLimits, bytes: &[u8]) -> Result<usize, ServiceError> {
+    fn send(
+        &mut self,
+        limits: &CallLimits,
+        bytes: &[u8],
+        transfer: Transfer,
+    ) -> Result<usize, ServiceError> {
         self.half.wait(limits, |sending| {
             if let Some(why) = sending.status().reset {
                 return Err(ServiceError::Reset(why));
             }
-            match sending.send(bytes)? {
+            match sending.send_as(bytes, transfer)? {
                 (sent, wakes) if sent > 0 || bytes.is_empty() => Ok((Some(sent), wakes)),
                 _ if sending.is_ended() => Err(ServiceError::Ended),
                 (_, wakes) => Ok((None, wakes)),
@@ -609,7 +633,7 @@ impl io::Write for &Stream {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let Writer { cell, limits, .. } = &self.writer;
         self.shared().check()?;
-        Ok(cell.lock().send(limits, bytes)?)
+        Ok(cell.lock().send(limits, bytes, Transfer::Any)?)
     }
 
     /// Does nothing: written bytes are on their way already.
