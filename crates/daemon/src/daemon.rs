@@ -511,6 +511,12 @@ impl Daemon {
         self.are_workers_elsewhere || self.workers.iter().all(is_idle)
     }
 
+    /// Returns whether another host's daemon has to react to something that was sent, so that an answer may come soon.
+    pub fn awaits_peers(&self) -> bool {
+        let awaits = |worker: &Arc<SharedWorker>| worker.lock_for_control().awaits_peers();
+        !self.are_workers_elsewhere && self.workers.iter().any(awaits)
+    }
+
     /// Arms all wake-ups before sleeping. From now on, new work makes one of [`Daemon::wake_fds`] readable or
     /// arrives with a packet. Call [`Daemon::step`] once more before sleeping, for work that arrived earlier.
     pub fn arm(&mut self) {

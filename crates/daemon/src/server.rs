@@ -43,6 +43,7 @@ mod close_queue;
 mod daemons;
 mod metrics_endpoint;
 pub mod notify;
+mod poll_budget;
 mod subscriptions;
 mod worker_threads;
 
@@ -50,6 +51,7 @@ pub use crate::config::MetricsAt;
 use applications::Attached;
 use daemons::Dialed;
 use metrics_endpoint::MetricsServer;
+use poll_budget::PollBudget;
 use subscriptions::Subscriptions;
 use worker_threads::WorkerThreads;
 
@@ -432,6 +434,7 @@ impl DaemonServer {
         mut is_done: impl FnMut(&mut Inner) -> bool,
     ) -> Result<(), ServerError> {
         let mut waiter = Waiter::default();
+        let mut budget = PollBudget::default();
         let mut turns = 0u32;
         let own = PollFd::new(&self.epoll, PollFlags::IN);
         let others = others
@@ -442,8 +445,10 @@ impl DaemonServer {
             let inner = &mut self.inner;
             let timeouts = [inner.closed_until, inner.daemon.next_timeout(), until];
             let deadline = timeouts.into_iter().flatten().min();
+            budget.begin(inner.daemon.awaits_peers(), &mut waiter);
             let mut turn = |phase| inner.turn(phase);
             let woken = waiter.wait_polling(&mut fds, deadline, &mut turn);
+            budget.end();
             let woken = woken.map_err(|source| ServerError::System {
                 what: "waiting",
                 source,
@@ -454,6 +459,10 @@ impl DaemonServer {
                 && (self.inner.daemon.is_idle() || turns.is_multiple_of(OFFERED_EVERY))
             {
                 waiter.spin_once();
+            }
+            if has_events {
+                // What woke the daemon is most often a doorbell or a completion, which needs no look at the sockets.
+                self.inner.turn(WaitPhase::Poll);
             }
             if has_events || turns.is_multiple_of(SOCKETS_EVERY) {
                 self.inner.look_at_sockets()?;

@@ -71,6 +71,11 @@ impl Worker {
         self.is_armed
     }
 
+    /// Returns whether another host's daemon has to react to something that was sent.
+    pub fn awaits_peers(&self) -> bool {
+        self.domains.values().any(Domain::awaits_peers)
+    }
+
     /// Returns the number of sessions that have a part here. A step reads the doorbell of each.
     pub fn sessions(&self) -> usize {
         self.domains.values().map(Domain::sessions).sum()

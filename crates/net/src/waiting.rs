@@ -74,15 +74,32 @@ impl Default for Backoff {
 /// A waiter that polls for its whole budget and then sleeps has taken the core from other threads for nothing. After
 /// such a wait, the waiter skips polling for one wait, and for twice as many and one more after each further one, up
 /// to 63. A short wait makes the waiter poll again.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 pub struct PollHistory {
+    /// How long a wait polls.
+    budget: Duration,
     /// Number of waits that do not poll before one polls again.
     left: u32,
     /// Number of waits that were to skip polling after the last wait that polled in vain.
     penalty: u32,
 }
 
+impl Default for PollHistory {
+    fn default() -> Self {
+        Self::of_budget(SPIN_BUDGET)
+    }
+}
+
 impl PollHistory {
+    /// The history of a waiter that polls for `budget` before it sleeps.
+    pub const fn of_budget(budget: Duration) -> Self {
+        Self {
+            budget,
+            left: 0,
+            penalty: 0,
+        }
+    }
+
     /// Greatest number of waits in a row that do not poll.
     const PENALTY_MAX: u32 = 63;
     /// A wait that slept and was no longer than this would have been shorter if it had polled: being woken takes about
@@ -97,9 +114,9 @@ impl PollHistory {
 
     /// Records a wait and how long it took. `polled` is what [`polls`](Self::polls) returned for it.
     pub fn ended(&mut self, polled: bool, took: Duration) {
-        let short = if polled { SPIN_BUDGET } else { Self::SHORT };
+        let short = if polled { self.budget } else { Self::SHORT };
         if took <= short {
-            *self = Self::default();
+            *self = Self::of_budget(self.budget);
         } else if polled {
             self.penalty = (2 * self.penalty + 1).min(Self::PENALTY_MAX);
             self.left = self.penalty + 1;
@@ -201,6 +218,11 @@ impl Waiter {
             spin,
             spins: 0,
         }
+    }
+
+    /// Sets how long the next waits poll before they sleep.
+    pub fn set_budget(&mut self, budget: Duration) {
+        self.backoff = Backoff::new(budget);
     }
 
     /// Pauses or yields once between two polls. For callers that have their own loop.

@@ -59,6 +59,11 @@ impl Domain {
         }
     }
 
+    /// Returns whether any peer's daemon has to react to something that was sent.
+    pub fn awaits_peers(&self) -> bool {
+        self.groups.iter().any(|(_, one)| one.group.awaits_peer)
+    }
+
     /// Returns whether a peer's daemon still has to react to something, and how many frames came from it.
     pub fn awaited(&self, peer: u64) -> (bool, u64) {
         let of_peer = self.groups.iter().filter(|(_, one)| one.key.peer == peer);

@@ -15,6 +15,7 @@ use headworks_runtime::ActorContext;
 use headworks_verbs::CompletionChannel;
 use rustix::event::{PollFd, PollFlags};
 
+use super::poll_budget::PollBudget;
 use super::subscriptions::Subscriptions;
 use super::{ALONE, OFFERED_EVERY, ServerMessage, ServerSender};
 use crate::domain::WakeUp;
@@ -67,6 +68,7 @@ impl WorkerThreads {
                 is_armed: false,
                 is_idle: true,
                 has_new_channels: false,
+                awaits_peers: false,
             };
             let thread = std::thread::Builder::new()
                 .name(format!("worker {number}"))
@@ -134,6 +136,8 @@ struct WorkerLoop {
     is_armed: bool,
     /// Whether the last turn left nothing to do.
     is_idle: bool,
+    /// Whether another host's daemon had to react to something after the last turn.
+    awaits_peers: bool,
     /// Whether the last turn found channels that are not in `channels`.
     has_new_channels: bool,
 }
@@ -152,6 +156,8 @@ impl WorkerLoop {
                 self.control.tell(ServerMessage::WorkerFailed(error));
                 return;
             }
+            // What woke the thread is served first, and the descriptors are made unreadable after that.
+            self.turn(WaitPhase::Poll);
             shared.wake.clear();
             self.is_armed = false;
             let (known, channels) = self.with_worker(|worker| {
@@ -165,8 +171,11 @@ impl WorkerLoop {
     /// Steps the worker until one of `fds` is readable, or the worker has descriptors that are not among them.
     fn serve(&mut self, waiter: &mut Waiter, fds: &mut [PollFd<'_>]) -> io::Result<()> {
         let mut turns = 0u32;
+        let mut budget = PollBudget::default();
         loop {
+            budget.begin(self.awaits_peers, waiter);
             let woken = waiter.wait_polling(fds, None, &mut |phase| self.turn(phase))?;
+            budget.end();
             if woken != WakeReason::Ready || self.has_new_channels {
                 return Ok(());
             }
@@ -203,6 +212,7 @@ impl WorkerLoop {
             .extend(std::iter::from_fn(|| worker.wake_up()));
         let asks_control = worker.asks_control();
         self.is_idle = worker.is_idle();
+        self.awaits_peers = worker.awaits_peers();
         // A descriptor of a new domain would not wake this thread.
         self.has_new_channels = worker.domains_made() != self.known;
         let was_busy =
