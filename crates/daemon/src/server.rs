@@ -415,14 +415,40 @@ impl DaemonServer {
                 left => DaemonExit::Cut(left),
             };
         }
+        self.shut_down()?;
+        Ok(ended)
+    }
+
+    /// Serves until `is_stopped` returns true, for a daemon on a thread of a larger program, which leaves signals
+    /// alone. The daemon calls `is_stopped` again when `wakes` is readable or hung up.
+    ///
+    /// If the caller then drops the daemon, it has crashed as far as others can tell. To end in order, call
+    /// [`shut_down`](Self::shut_down) first.
+    ///
+    /// # Errors
+    ///
+    /// As [`DaemonServer::run`].
+    pub fn run_until(
+        &mut self,
+        wakes: impl AsFd,
+        mut is_stopped: impl FnMut() -> bool,
+    ) -> Result<(), ServerError> {
+        self.serve(None, &[wakes.as_fd()], |_| is_stopped())
+    }
+
+    /// Resets all connections, and tells applications and other daemons that this daemon stops.
+    ///
+    /// # Errors
+    ///
+    /// As [`DaemonServer::run`].
+    pub fn shut_down(&mut self) -> Result<(), ServerError> {
         self.inner.is_ending = true;
         self.inner.daemon.stop();
         self.inner.apply();
         let until = clock::now() + FAREWELL;
         self.serve(Some(until), &[], |inner| {
             inner.unsent.is_empty() && inner.unsaid.is_empty()
-        })?;
-        Ok(ended)
+        })
     }
 
     /// Serves until `is_done` returns true, or until the time `until`. A readable descriptor of `others`

@@ -70,6 +70,7 @@
 //! # Ok(())
 //! # }
 //! ```
+#![cfg_attr(feature = "daemon", doc = include_str!("testing/streams.md"))]
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -78,6 +79,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use headworks_shm::{Registry, RegistryError};
 use headworks_softnic::SoftProvider;
 use headworks_verbs::{Device, DeviceName, OpenError, Provider};
+
+#[cfg(feature = "daemon")]
+mod daemons;
+
+#[cfg(feature = "daemon")]
+pub use daemons::{Daemons, DaemonsBuilder, DaemonsError};
 
 pub use headworks_softnic::hostile::{Chance, FaultEvent, FaultPoint, Rule, Rules, Verdict, rules};
 

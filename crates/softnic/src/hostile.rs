@@ -144,11 +144,14 @@ pub trait Rule: Send + Sync {
     fn judge(&self, event: &FaultEvent, chance: &mut Chance) -> Option<Verdict>;
 }
 
-/// An ordered list of rules and the seed that they draw from.
+/// An ordered list of rules and the seed that they draw from. Clones share the count of
+/// [verdicts](Rules::verdicts).
 #[derive(Clone)]
 pub struct Rules {
     seed: u64,
     list: Vec<Arc<dyn Rule>>,
+    /// Number of verdicts so far, except [`Verdict::Pass`]. No decision depends on it.
+    verdicts: Arc<AtomicU64>,
 }
 
 impl fmt::Debug for Rules {
@@ -160,8 +163,11 @@ impl fmt::Debug for Rules {
 impl Rules {
     /// Makes an empty list of rules.
     pub fn new(seed: u64) -> Self {
-        let list = Vec::new();
-        Self { seed, list }
+        Self {
+            seed,
+            list: Vec::new(),
+            verdicts: Arc::default(),
+        }
     }
 
     /// Returns the rules that `hostile` in a device's name selects: all legal faults short of killing queue
@@ -194,8 +200,22 @@ impl Rules {
         self.seed
     }
 
+    /// Returns how many verdicts other than [`Verdict::Pass`] these rules and their clones have given, on all devices
+    /// that use them. A test that expects faults checks that this is not 0.
+    pub fn verdicts(&self) -> u64 {
+        self.verdicts.load(Ordering::Relaxed)
+    }
+
     /// Returns the verdict on an event: that of the first rule that answers.
     pub fn judge(&self, event: &FaultEvent) -> Verdict {
+        let verdict = self.first_answer(event);
+        if verdict != Verdict::Pass {
+            self.verdicts.fetch_add(1, Ordering::Relaxed);
+        }
+        verdict
+    }
+
+    fn first_answer(&self, event: &FaultEvent) -> Verdict {
         for (at, rule) in self.list.iter().enumerate() {
             // Counted from the end, so that a prepended rule does not change what the others draw.
             let rank = (self.list.len() - at) as u64;
@@ -304,6 +324,17 @@ mod tests {
         for point in [FaultPoint::Begin, FaultPoint::Place] {
             assert_eq!(often(point, killed), 0);
         }
+    }
+
+    #[test]
+    fn clones_count_their_verdicts_together_and_no_pass() {
+        let rules = Rules::new(1).with(rules::kill_after(3));
+        let clone = rules.clone();
+        for number in 1..=5 {
+            rules.judge(&event(FaultPoint::Begin, 0, number));
+            clone.judge(&event(FaultPoint::Begin, 1, number));
+        }
+        assert_eq!((rules.verdicts(), clone.verdicts()), (2, 2));
     }
 
     #[test]

@@ -56,6 +56,15 @@ impl SoftProvider {
         Options::of(name).map(drop)
     }
 
+    /// Returns the fault rules that the options of a name select; `None` if the name does not say `hostile`.
+    ///
+    /// # Errors
+    ///
+    /// [`OpenError::BadOption`] as when the device is opened.
+    pub fn rules(name: &DeviceName) -> Result<Option<Rules>, OpenError> {
+        Ok(Options::of(name)?.rules)
+    }
+
     fn registry(&self, name: &DeviceName) -> Result<Arc<Registry>, OpenError> {
         match &self.registry {
             Some(registry) => Ok(registry.clone()),
