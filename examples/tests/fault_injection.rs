@@ -1,7 +1,7 @@
 //! A receiver that polls the last byte of an RDMA WRITE relies on bytes that arrive in order.
 use std::sync::Arc;
 
-use headworks::testing::{Fabric, each_seed};
+use headworks::testing::{Fabric, each_seed, read_region};
 use headworks::verbs::bringup::ConnectionParams;
 use headworks::verbs::{
     Access, AllocRequest, BringUp, Completion, CompletionQueue, CqInit, Device, Payload,
@@ -61,9 +61,9 @@ impl ExampleProcess {
     }
 
     fn byte(&self, at: usize) -> u8 {
-        assert!(at < LEN);
-        // SAFETY: `at` is within the registered buffer, which lives as long as the region.
-        unsafe { self.memory.buffer().as_ptr().add(at).read_volatile() }
+        let mut byte = [0];
+        read_region(&self.memory, at, &mut byte);
+        byte[0]
     }
 
     /// Polls the completion queue once, for up to 8 completions.

@@ -39,7 +39,8 @@
 //! - [`pace`]: doorbell pacing, requested in a device's name; [`pacing`] implements it.
 //! - [`service`]: streams through this host's daemon, which shares few queue pairs among all applications.
 //!   [`daemon`] is the daemon's core, for programs that run it in a world of their own.
-//! - [`testing`]: devices that misbehave on purpose, on a private fabric, for your own tests.
+//! - [`testing`]: for your own tests, devices that misbehave on purpose, on a private fabric; and daemons on them
+//!   (with the feature `daemon`) that can be killed and restarted.
 //! - [`net`]: rendezvous under a name or at an address, control streams, waiting, the real clock, signals.
 //! - [`runtime`]: actors and the worlds that they run in.
 

@@ -2,20 +2,53 @@
 //! on purpose. A seed makes each run repeatable.
 //!
 //! ```
+//! use headworks::connect;
+//! use headworks::ring::{RingConfig, SendError};
 //! use headworks::testing::{Fabric, Rules, each_seed, rules};
 //!
 //! each_seed(1..=3, |seed| {
 //!     let fabric = Fabric::new(std::env::temp_dir()).unwrap();
-//!     // Injects every legal fault; about one request in a hundred kills its queue pair.
-//!     let device = fabric.open(&format!("soft:h1,hostile,seed={seed},kills=100")).unwrap();
-//!     assert_eq!(device.info().promises.in_order_within_write, 0);
-//!     // Or injects exactly the faults that the test is about.
-//!     let rules = Rules::new(seed).with(rules::scatter(4)).with(rules::kill_after(10));
-//!     let peer = fabric.open_with_rules(rules, "soft:h2").unwrap();
-//!     // … connect them, and run the code under test …
-//!     # drop((device, peer));
+//!     // The sender's device injects every legal fault that breaks nothing.
+//!     let near = fabric.open(&format!("soft:h1,hostile,seed={seed}")).unwrap();
+//!     // The receiver's device injects exactly the fault that the test is about.
+//!     let late = Rules::new(seed).with(rules::late(2, 20));
+//!     let far = fabric.open_with_rules(late.clone(), "soft:h2").unwrap();
+//!     let config = RingConfig::fixed(128, 64);
+//!     let (mut sender, mut receiver) = connect::pair(&near, &far, &config).unwrap();
+//!
+//!     // The code under test: numbers arrive in order, each once.
+//!     let (mut sent, mut received) = (0u64, 0u64);
+//!     while received < 1000 {
+//!         if sent < 1000 {
+//!             let mut message = [0; 64];
+//!             message[..8].copy_from_slice(&sent.to_le_bytes());
+//!             match sender.try_send(&message) {
+//!                 Ok(()) => sent += 1,
+//!                 // The receiver must make room first.
+//!                 Err(SendError::Full) => {}
+//!                 Err(error) => panic!("{error}"),
+//!             }
+//!         }
+//!         sender.flush().unwrap();
+//!         while let Some(message) = receiver.try_recv().unwrap() {
+//!             assert_eq!(message[..8], received.to_le_bytes());
+//!             received += 1;
+//!         }
+//!         receiver.step().unwrap();
+//!     }
+//!     // Otherwise the test would have shown nothing.
+//!     assert!(late.verdicts() > 0);
 //! });
 //! ```
+//!
+//! # Whose rules decide
+//!
+//! The rules of the device that posts a request decide its faults: when it begins, in which order its bytes are
+//! placed, whether it finds a receive, whether its queue pair dies, whether a datagram is lost. The rules of the
+//! device that it reaches do not affect it. So to test a receiver, make the sender's device hostile. Each device
+//! decides about its own receives when they are posted, and about its own completion queues when they are polled.
+//!
+//! # Connecting
 //!
 //! [`connect`](crate::connect) connects rings. [`BringUp`](crate::verbs::BringUp) connects two queue pairs
 //! over a stream. [`connect_both`](crate::verbs::BringUp::connect_both) connects two queue pairs of one
@@ -23,7 +56,7 @@
 //! [queue pair that is ready](crate::verbs::bringup::bring_up_ud) and the address of another:
 //!
 //! ```
-//! use headworks::testing::Fabric;
+//! use headworks::testing::{Fabric, read_region};
 //! use headworks::verbs::bringup::bring_up_ud;
 //! use headworks::verbs::{
 //!     Access, AhInit, AllocRequest, Completion, CqInit, Destination, GRH_BYTES, Payload, QpCaps,
@@ -67,6 +100,9 @@
 //! assert!(done.iter().all(|one| one.status == Status::Success));
 //! let arrived = done.iter().find(|one| one.wr_id == 1).ok_or("nothing arrived")?;
 //! assert_eq!(arrived.byte_len as usize, GRH_BYTES + 13);
+//! let mut bytes = [0; 13];
+//! read_region(&region, GRH_BYTES, &mut bytes);
+//! assert_eq!(&bytes, b"over the weir");
 //! # Ok(())
 //! # }
 //! ```
@@ -76,9 +112,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use headworks_ring::view_of;
 use headworks_shm::{Registry, RegistryError};
 use headworks_softnic::SoftProvider;
-use headworks_verbs::{Device, DeviceName, OpenError, Provider};
+use headworks_verbs::{Device, DeviceName, OpenError, Provider, Region};
 
 #[cfg(feature = "daemon")]
 mod daemons;
@@ -130,7 +167,8 @@ impl Fabric {
         provider.open(&name)
     }
 
-    /// Opens a soft device on this fabric that injects faults by `rules` instead of the options in its name.
+    /// Opens a soft device on this fabric that injects faults by `rules` instead of the options in its name. They
+    /// decide about the requests that this device posts: see [whose rules decide](self#whose-rules-decide).
     pub fn open_with_rules(&self, rules: Rules, name: &str) -> Result<Arc<dyn Device>, OpenError> {
         Self::open_with(
             &SoftProvider::on(self.fabric.clone()).with_rules(rules),
@@ -144,6 +182,18 @@ impl Drop for Fabric {
     fn drop(&mut self) {
         let _ = self.fabric.remove_dead();
     }
+}
+
+/// Copies bytes out of registered memory, from byte `at` on, while peers may write to it.
+///
+/// Peers' bytes may arrive in any order, so a test reads after the completion that says that they arrived.
+///
+/// # Panics
+///
+/// If the region ends before the last byte.
+pub fn read_region(region: &Region, at: usize, into: &mut [u8]) {
+    let read = view_of(region, 0).read(at, into);
+    read.expect("the bytes are within the region");
 }
 
 /// Runs `test` with each seed, or only with `HEADWORKS_SEED` if it is set. If `test` panics, prints the seed.

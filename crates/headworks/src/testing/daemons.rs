@@ -179,7 +179,9 @@ impl DaemonsBuilder {
         };
         let mut tried = 1;
         while let Err(error) = daemons.start_all() {
-            if tried == PORTS_TRIED || !is_taken(&error) {
+            let is_taken = matches!(&error, DaemonsError::Daemon(ServerError::Listen(error))
+                if error.is_address_unavailable());
+            if tried == PORTS_TRIED || !is_taken {
                 return Err(error);
             }
             // The next try takes another port.
@@ -190,21 +192,6 @@ impl DaemonsBuilder {
         }
         Ok(daemons)
     }
-}
-
-/// Returns whether the daemon cannot start since its port is in use.
-fn is_taken(error: &DaemonsError) -> bool {
-    let DaemonsError::Daemon(ServerError::Listen(error)) = error else {
-        return false;
-    };
-    let mut cause: Option<&dyn std::error::Error> = Some(error);
-    while let Some(error) = cause {
-        if let Some(error) = error.downcast_ref::<io::Error>() {
-            return error.kind() == io::ErrorKind::AddrInUse;
-        }
-        cause = error.source();
-    }
-    false
 }
 
 impl Daemons {
