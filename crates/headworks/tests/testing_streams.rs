@@ -4,6 +4,7 @@ use std::io::{Read, Write};
 use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use headworks::daemon::limits::DaemonLimits;
 use headworks::net::clock;
 use headworks::service::{Service, ServiceError, Stream};
 use headworks::testing::{Daemons, DaemonsBuilder, DaemonsError, Rules, rules};
@@ -59,8 +60,8 @@ fn hostile(seed: u64) -> DaemonsBuilder {
         .options(1, &*options)
 }
 
-fn daemons_of(parent: &Path) -> usize {
-    std::fs::read_dir(parent).expect("a directory").count()
+fn entries(directory: &Path) -> usize {
+    std::fs::read_dir(directory).expect("a directory").count()
 }
 
 #[test]
@@ -218,11 +219,13 @@ fn a_device_that_cannot_be_opened_is_an_error_and_leaves_nothing() {
     let builder = || Daemons::builder(2).below(parent.path());
     let refused = builder().options(1, "hostil").start();
     assert!(matches!(refused, Err(DaemonsError::Device(_))));
-    let mut limits = headworks::daemon::limits::DaemonLimits::default();
-    limits.workers = 0;
+    let limits = DaemonLimits {
+        workers: 0,
+        ..DaemonLimits::default()
+    };
     let refused = builder().limits(limits).start();
     assert!(matches!(refused, Err(DaemonsError::Daemon(_))));
-    assert_eq!(daemons_of(parent.path()), 0);
+    assert_eq!(entries(parent.path()), 0);
     let missing = parent.path().join("missing");
     let refused = builder().below(missing).start();
     assert!(matches!(refused, Err(DaemonsError::Directory { .. })));
@@ -232,7 +235,7 @@ fn a_device_that_cannot_be_opened_is_an_error_and_leaves_nothing() {
 fn nothing_is_left_behind() {
     /// Threads and descriptors of this process.
     fn counts() -> [usize; 2] {
-        ["task", "fd"].map(|what| daemons_of(&Path::new("/proc/self").join(what)))
+        ["task", "fd"].map(|what| entries(&Path::new("/proc/self").join(what)))
     }
     let _alone = alone();
     let parent = tempfile::tempdir().expect("a directory");
@@ -243,9 +246,9 @@ fn nothing_is_left_behind() {
         daemons.restart(1).expect("starts again");
         let (mut near, mut far) = connect(&daemons);
         transfer(&mut near, &mut far, 1000).expect("arrives");
-        assert_eq!(daemons_of(parent.path()), 1);
+        assert_eq!(entries(parent.path()), 1);
         drop(daemons);
-        assert_eq!(daemons_of(parent.path()), 0);
+        assert_eq!(entries(parent.path()), 0);
     };
     // The first round makes what this process then keeps, such as descriptors for its own identity.
     round();

@@ -57,7 +57,8 @@ pub enum DaemonsError {
 ///
 /// Each host has a device on a private [`Fabric`], a daemon on a thread of its own, an address in 127.0.0.0/8, and a
 /// socket in a private directory. Different `Daemons` do not reach each other, so tests may run in parallel. The
-/// [module documentation](super#streams) has examples.
+/// [module documentation](super#streams) has examples. As every daemon, they raise this process's limit of open files as
+/// far as that is allowed.
 ///
 /// Dropping it ends all daemons as [`Daemons::kill`] does. It also removes the directory.
 pub struct Daemons {
