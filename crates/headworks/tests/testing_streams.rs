@@ -2,7 +2,6 @@
 
 use std::io::{Read, Write};
 use std::path::Path;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use headworks::daemon::limits::DaemonLimits;
 use headworks::net::clock;
@@ -13,12 +12,6 @@ use headworks::verbs::Duration;
 const PORT: u16 = 7000;
 /// How long something may take that must happen.
 const PATIENCE: Duration = Duration::from_secs(20);
-
-/// Serialises the tests: one of them counts the threads and descriptors of this process.
-fn alone() -> MutexGuard<'static, ()> {
-    static ALONE: Mutex<()> = Mutex::new(());
-    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// Connects an application of host 0 to one of host 1. Returns both ends.
 fn connect(daemons: &Daemons) -> (Stream, Stream) {
@@ -66,7 +59,6 @@ fn entries(directory: &Path) -> usize {
 
 #[test]
 fn hostile_devices_inject_faults_and_bytes_arrive_all_the_same() {
-    let _alone = alone();
     for seed in 1..=3 {
         let daemons = hostile(seed).start().expect("starts");
         let (mut near, mut far) = connect(&daemons);
@@ -81,7 +73,6 @@ fn hostile_devices_inject_faults_and_bytes_arrive_all_the_same() {
 
 #[test]
 fn devices_without_rules_inject_nothing() {
-    let _alone = alone();
     let daemons = Daemons::builder(2)
         .options(1, "hostile")
         .start()
@@ -94,7 +85,6 @@ fn devices_without_rules_inject_nothing() {
 
 #[test]
 fn the_rules_of_the_sending_host_decide() {
-    let _alone = alone();
     for killer in [0, 1] {
         // Setting up the link takes some requests.
         let rules = Rules::new(1).with(rules::kill_after(40));
@@ -120,7 +110,6 @@ fn the_rules_of_the_sending_host_decide() {
 
 #[test]
 fn after_a_queue_pair_died_the_next_connection_gets_another() {
-    let _alone = alone();
     let rules = Rules::new(1).with(rules::kill_after(40));
     let daemons = Daemons::builder(2).rules(0, rules).start().expect("starts");
     let [near, far] = [0, 1].map(|host| daemons.attach(host, "test").expect("a daemon"));
@@ -134,7 +123,6 @@ fn after_a_queue_pair_died_the_next_connection_gets_another() {
 
 #[test]
 fn a_killed_daemon_is_gone_for_its_applications_and_reset_for_others() {
-    let _alone = alone();
     let daemons = Daemons::start(2).expect("starts");
     let [near, far] = [0, 1].map(|host| daemons.attach(host, "test").expect("a daemon"));
     let (mut one, mut other) = streams(&daemons, &near, &far);
@@ -151,7 +139,6 @@ fn a_killed_daemon_is_gone_for_its_applications_and_reset_for_others() {
 
 #[test]
 fn a_stopped_daemon_says_farewell_and_a_killed_one_does_not() {
-    let _alone = alone();
     for is_killed in [false, true] {
         let daemons = Daemons::start(2).expect("starts");
         let [near, far] = [0, 1].map(|host| daemons.attach(host, "test").expect("a daemon"));
@@ -169,7 +156,6 @@ fn a_stopped_daemon_says_farewell_and_a_killed_one_does_not() {
 
 #[test]
 fn a_restarted_daemon_serves_at_the_same_address_and_socket() {
-    let _alone = alone();
     let daemons = hostile(5).start().expect("starts");
     for host in [0, 1] {
         let (mut near, mut far) = connect(&daemons);
@@ -190,7 +176,6 @@ fn a_restarted_daemon_serves_at_the_same_address_and_socket() {
 
 #[test]
 fn two_pairs_at_a_time_do_not_disturb_each_other() {
-    let _alone = alone();
     let ours = Daemons::start(2).expect("starts");
     let theirs = hostile(3).start().expect("starts");
     let addresses = [0, 1].map(|host| [ours.address(host, 1), theirs.address(host, 1)]);
@@ -214,7 +199,6 @@ fn two_pairs_at_a_time_do_not_disturb_each_other() {
 
 #[test]
 fn a_device_that_cannot_be_opened_is_an_error_and_leaves_nothing() {
-    let _alone = alone();
     let parent = tempfile::tempdir().expect("a directory");
     let builder = || Daemons::builder(2).below(parent.path());
     let refused = builder().options(1, "hostil").start();
@@ -229,37 +213,4 @@ fn a_device_that_cannot_be_opened_is_an_error_and_leaves_nothing() {
     let missing = parent.path().join("missing");
     let refused = builder().below(missing).start();
     assert!(matches!(refused, Err(DaemonsError::Directory { .. })));
-}
-
-#[test]
-fn nothing_is_left_behind() {
-    /// Threads and descriptors of this process.
-    fn counts() -> [usize; 2] {
-        ["task", "fd"].map(|what| entries(&Path::new("/proc/self").join(what)))
-    }
-    let _alone = alone();
-    let parent = tempfile::tempdir().expect("a directory");
-    let round = || {
-        let daemons = hostile(2).below(parent.path()).start().expect("starts");
-        let (mut near, mut far) = connect(&daemons);
-        transfer(&mut near, &mut far, 200_000).expect("arrives");
-        daemons.restart(1).expect("starts again");
-        let (mut near, mut far) = connect(&daemons);
-        transfer(&mut near, &mut far, 1000).expect("arrives");
-        assert_eq!(entries(parent.path()), 1);
-        drop(daemons);
-        assert_eq!(entries(parent.path()), 0);
-    };
-    // The first round makes what this process then keeps, such as descriptors for its own identity.
-    round();
-    let before = counts();
-    for _ in 0..3 {
-        round();
-    }
-    // A thread that has ended may still be listed for a moment.
-    let until = clock::now() + PATIENCE;
-    while counts() != before {
-        assert!(clock::now() < until, "{:?} and before {before:?}", counts());
-        std::thread::yield_now();
-    }
 }

@@ -60,7 +60,8 @@ pub enum DaemonsError {
 /// [module documentation](super#streams) has examples. As every daemon, they raise this process's limit of open files as
 /// far as that is allowed.
 ///
-/// Dropping it ends all daemons as [`Daemons::kill`] does. It also removes the directory.
+/// Dropping it ends all daemons as [`Daemons::kill`] does, and removes the directory. Threads of the devices may end a
+/// little later.
 pub struct Daemons {
     hosts: Vec<Host>,
     limits: DaemonLimits,
