@@ -46,6 +46,8 @@ struct CloseQueueState {
     /// Files that threads are closing now.
     closing: usize,
     threads: usize,
+    /// Whether the daemon has ended, so that no more files come.
+    is_over: bool,
 }
 
 impl CloseQueueState {
@@ -101,12 +103,22 @@ impl CloseQueue {
     }
 }
 
+impl Drop for CloseQueue {
+    /// Ends the threads once they have closed what is queued. They are not waited for.
+    fn drop(&mut self) {
+        for tenant in self.tenants.values() {
+            tenant.work().is_over = true;
+            tenant.has_more.notify_all();
+        }
+    }
+}
+
 impl TenantCloseQueue {
     fn work(&self) -> MutexGuard<'_, CloseQueueState> {
         self.work.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Closes queued files until there have been none for [`KEPT`].
+    /// Closes queued files until there have been none for [`KEPT`], or the daemon has ended.
     fn close_all(&self) {
         let mut work = self.work();
         loop {
@@ -117,6 +129,10 @@ impl TenantCloseQueue {
                 work = self.work();
                 work.closing -= 1;
                 continue;
+            }
+            if work.is_over {
+                work.threads -= 1;
+                return;
             }
             let waited = self.has_more.wait_timeout(work, KEPT);
             let (again, waited) = waited.unwrap_or_else(PoisonError::into_inner);
