@@ -1,0 +1,219 @@
+//! Parts of domains at workers: control makes them, calls them under their worker's lock, and passes on what the workers
+//! request.
+
+use std::sync::MutexGuard;
+
+use headworks_client::socket_message::{Refusal, Reply};
+
+use super::{Daemon, Output, PeerId, TenantDomain};
+use crate::control::{DomainPair, Message};
+use crate::domain::{self, Domain, DomainError};
+use crate::ids::{DomainPart, QpGroupKey, SessionId, WorkerId};
+use crate::worker::Worker;
+
+impl Daemon {
+    /// Calls `serve` for a part of a domain, and passes on what its worker then requests. `None` if there is no such
+    /// part.
+    pub(super) fn in_part<R>(
+        &mut self,
+        at: DomainPart,
+        serve: impl FnOnce(&mut Domain) -> R,
+    ) -> Option<R> {
+        let shared = self.workers.get(at.worker.index())?.clone();
+        let mut worker = shared.lock_for_control();
+        let done = worker.domain(at.domain).map(serve);
+        if self.are_workers_elsewhere && worker.is_armed() {
+            self.outputs.push_back(Output::WakeWorker(at.worker));
+        }
+        self.pass_on(at.worker, worker);
+        done
+    }
+
+    /// Passes on the outputs of a worker, after giving back its lock.
+    pub(super) fn pass_on(&mut self, of: WorkerId, mut worker: MutexGuard<'_, Worker>) {
+        if !worker.has_outputs() {
+            return;
+        }
+        let mut passing = std::mem::take(&mut self.passing);
+        worker.take_outputs(&mut passing);
+        let lost: Vec<_> = std::iter::from_fn(|| worker.lost()).collect();
+        drop(worker);
+        let mut slabs = Vec::new();
+        let mut settled = Vec::new();
+        for (domain, output) in passing.drain(..) {
+            let at = DomainPart { worker: of, domain };
+            let between = |group: QpGroupKey| DomainPair {
+                from: domain,
+                to: group.domain,
+            };
+            let (group, message) = match output {
+                domain::Output::Slabs { session } => {
+                    slabs.extend(self.by_session.get(&(at, session)));
+                    continue;
+                }
+                domain::Output::Reply { session, reply } => {
+                    if let Some(session) = self.by_session.get(&(at, session)) {
+                        self.tell(*session, reply);
+                    }
+                    continue;
+                }
+                domain::Output::HandleFreed { session, handle } => {
+                    if let Some(session) = self.by_session.get(&(at, session))
+                        && let Some(client) = self.clients.get_mut(session)
+                        && let Some(session) = &mut client.session
+                    {
+                        session.handles.try_remove(handle as usize);
+                    }
+                    continue;
+                }
+                domain::Output::Signal { watch, signal } => {
+                    self.outputs.push_back(Output::Signal { watch, signal });
+                    continue;
+                }
+                domain::Output::WakeThread(event_count) => {
+                    self.outputs.push_back(Output::WakeThread(event_count));
+                    continue;
+                }
+                domain::Output::Wake { session, handle } => {
+                    if let Some(session) = self.by_session.get(&(at, session)) {
+                        self.outputs.push_back(Output::ToSession {
+                            session: *session,
+                            packet: Reply::Rang { handle }.encode(),
+                            slab: None,
+                        });
+                    }
+                    continue;
+                }
+                domain::Output::QpGroupWanted { group, known } => {
+                    let between = between(group);
+                    (group, Message::QpGroupWanted { between, known })
+                }
+                domain::Output::BringUp {
+                    group,
+                    instance,
+                    qp_role,
+                    bytes,
+                } => {
+                    let between = between(group);
+                    let message = Message::BringUp {
+                        between,
+                        instance,
+                        qp_role,
+                        bytes,
+                    };
+                    (group, message)
+                }
+                domain::Output::AwaitsPeer { peer } => {
+                    self.watch_peer(PeerId(peer));
+                    continue;
+                }
+                domain::Output::QpGroupProven { group } => {
+                    settled.push((at, group));
+                    continue;
+                }
+                domain::Output::QpGroupDown { group, instance } => {
+                    settled.push((at, group));
+                    let between = between(group);
+                    (group, Message::QpGroupDown { between, instance })
+                }
+            };
+            let peer = PeerId(group.peer);
+            if self.peers.contains_key(&peer) {
+                self.outputs.push_back(Output::ToPeer {
+                    peer,
+                    message: message.encode(),
+                });
+            }
+        }
+        self.passing = passing;
+        slabs.into_iter().for_each(|session| self.flush(session));
+        if !self.unproven.is_empty() {
+            settled
+                .into_iter()
+                .for_each(|(at, group)| self.settle_unproven(at, group));
+        }
+        for (domain, error) in lost {
+            self.lose_part(DomainPart { worker: of, domain }, &error);
+        }
+    }
+
+    /// Makes a worker's part of a domain, if it has none yet.
+    pub(super) fn make_part(&mut self, at: DomainPart) -> Result<(), Refusal> {
+        let tenant = self.tenant_of(at.domain);
+        let refuse = |error: DomainError| {
+            tracing::warn!("cannot create the domain of {tenant}: {error}");
+            Refusal::Memory
+        };
+        let pd = match self.domains.get(&at.domain) {
+            Some(domain) => domain.pd.clone(),
+            None => {
+                let pd = self
+                    .device
+                    .alloc_pd()
+                    .map_err(|error| refuse(error.into()))?;
+                let domain = TenantDomain {
+                    pd: pd.clone(),
+                    memories: Vec::new(),
+                };
+                self.domains.insert(at.domain, domain);
+                pd
+            }
+        };
+        let shared = self.workers[at.worker.index()].clone();
+        let mut worker = shared.lock_for_control();
+        if worker.domain(at.domain).is_none() {
+            let limits = self.config.of_each_worker();
+            let part = Domain::new(at.domain, tenant, &self.device, &pd, &limits);
+            worker.add(at.domain, part.map_err(refuse)?);
+            if self.are_workers_elsewhere && worker.is_armed() {
+                self.outputs.push_back(Output::WakeWorker(at.worker));
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns the number of a session's part at a worker, and makes the part if there is none yet.
+    pub(super) fn session_part(
+        &mut self,
+        client: SessionId,
+        worker: WorkerId,
+    ) -> Result<usize, Refusal> {
+        let of = self.clients.get(&client).ok_or(Refusal::Refused)?;
+        let domain = of.domain;
+        let session = of.session.as_ref().ok_or(Refusal::Refused)?;
+        if let Some(number) = session.parts[worker.index()] {
+            return Ok(number);
+        }
+        let (memory, name) = (session.memory.share(), session.name.clone());
+        let at = DomainPart { worker, domain };
+        self.make_part(at)?;
+        let is_first = worker == WorkerId::FIRST;
+        let made = self.in_part(at, |part| part.attach(memory, name, is_first));
+        let number = made.ok_or(Refusal::Memory)??;
+        self.by_session.insert((at, number), client);
+        if let Some(of) = self.clients.get_mut(&client)
+            && let Some(session) = &mut of.session
+        {
+            session.parts[worker.index()] = Some(number);
+        }
+        self.flush(client);
+        Ok(number)
+    }
+
+    /// Returns the worker that carries an application's connection.
+    pub fn worker_of(&self, session: SessionId, handle: u32) -> Option<WorkerId> {
+        let session = self.clients.get(&session)?.session.as_ref()?;
+        session.handles.get(handle as usize).copied()
+    }
+
+    /// Returns where the connection of a handle is: the worker's part of the domain, and the session's number there.
+    /// `None` if the session has no such connection.
+    pub(super) fn place_of(&self, client: SessionId, handle: u32) -> Option<(DomainPart, usize)> {
+        let client = self.clients.get(&client)?;
+        let session = client.session.as_ref()?;
+        let worker = *session.handles.get(handle as usize)?;
+        let number = session.parts[worker.index()]?;
+        let domain = client.domain;
+        Some((DomainPart { worker, domain }, number))
+    }
+}
