@@ -437,8 +437,8 @@ impl Daemon {
     }
 
     /// Leaves the workers to others from now on: [`Daemon::step`], [`Daemon::arm`] and [`Daemon::wake_fds`] do not
-    /// concern them any more. Whoever steps a worker calls [`Daemon::step`] when it [has
-    /// outputs](crate::worker::Worker::has_outputs).
+    /// concern them any more. Whoever steps a worker and finds that it [asks
+    /// control](crate::worker::Worker::asks_control) calls [`SharedWorker::ask_control`], and then [`Daemon::step`].
     pub fn drive_workers_elsewhere(&mut self) {
         self.are_workers_elsewhere = true;
     }
@@ -458,10 +458,15 @@ impl Daemon {
         }
         for worker in (0..self.config.workers).map(WorkerId) {
             let shared = self.workers[worker.index()].clone();
-            let mut locked = shared.lock_for_control();
-            if !self.are_workers_elsewhere {
-                was_busy |= locked.step(cx);
+            if self.are_workers_elsewhere {
+                // The lock is not taken in vain: the worker's thread would give way for nothing.
+                if shared.was_control_asked() {
+                    self.pass_on(worker, shared.lock_for_control());
+                }
+                continue;
             }
+            let mut locked = shared.lock_for_control();
+            was_busy |= locked.step(cx);
             self.pass_on(worker, locked);
         }
         was_busy

@@ -8,7 +8,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Bound;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use headworks_runtime::ActorContext;
@@ -142,6 +142,8 @@ pub struct SharedWorker {
     worker: Mutex<Worker>,
     /// How often control waits for the lock at this moment: 0 or 1.
     is_wanted: AtomicU32,
+    /// Set by the worker's thread when the worker has outputs, and cleared by control before it takes them.
+    has_outputs: AtomicBool,
 }
 
 impl SharedWorker {
@@ -159,6 +161,16 @@ impl SharedWorker {
             0 => Some(self.lock()),
             _ => None,
         }
+    }
+
+    /// Notes that the worker has outputs for control.
+    pub fn ask_control(&self) {
+        self.has_outputs.store(true, Ordering::Release);
+    }
+
+    /// Returns whether the worker's thread asked control to take outputs since the last call.
+    pub(crate) fn was_control_asked(&self) -> bool {
+        self.has_outputs.swap(false, Ordering::AcqRel)
     }
 
     fn lock(&self) -> MutexGuard<'_, Worker> {

@@ -9,8 +9,8 @@
 //! - [`AsyncSender`] has `send` and `reserve`, and is a [`Sink`] of anything that is bytes.
 //! - [`AsyncReceiver`] has `recv`, which lends messages in place, and is a [`Stream`] of copies.
 //!
-//! [`AsyncStream`] and [`AsyncListener`] wrap a stream and a listener of the [`service`](crate::service). The rest of
-//! this page is about rings.
+//! With the feature `daemon`, [`AsyncStream`] and [`AsyncListener`] wrap a stream and a listener of the
+//! [`service`](crate::service). The rest of this page is about rings.
 //!
 //! ```
 //! use headworks::asynchronous::{AsyncReceiver, AsyncSender};
@@ -98,6 +98,7 @@
 //! [`Sender::drain_events`], and the same of the receiver): arm, poll once more, wait, drain the events,
 //! poll.
 
+#[cfg(feature = "daemon")]
 mod stream;
 mod waiter;
 
@@ -114,6 +115,7 @@ use headworks_ring::{HeldMessage, Receiver, Reservation, SendError, Sender};
 use tokio::task::coop::poll_proceed;
 
 use crate::blocking::{BlockingError, BlockingReceiver, BlockingSender, Received};
+#[cfg(feature = "daemon")]
 pub use stream::{AsyncListener, AsyncStream};
 use waiter::TaskWaiter;
 

@@ -3,6 +3,7 @@
 
 use std::sync::MutexGuard;
 
+use headworks_client::Reset;
 use headworks_client::socket_message::{Refusal, Reply};
 
 use super::{Daemon, Output, PeerId, TenantDomain};
@@ -190,12 +191,14 @@ impl Daemon {
         let is_first = worker == WorkerId::FIRST;
         let made = self.in_part(at, |part| part.attach(memory, name, is_first));
         let number = made.ok_or(Refusal::Memory)??;
+        let of = self.clients.get_mut(&client);
+        let Some(session) = of.and_then(|of| of.session.as_mut()) else {
+            // The session ended meanwhile, because another part of it failed.
+            self.in_part(at, |part| part.detach(number, Reset::Unreachable));
+            return Err(Refusal::Refused);
+        };
+        session.parts[worker.index()] = Some(number);
         self.by_session.insert((at, number), client);
-        if let Some(of) = self.clients.get_mut(&client)
-            && let Some(session) = &mut of.session
-        {
-            session.parts[worker.index()] = Some(number);
-        }
         self.flush(client);
         Ok(number)
     }

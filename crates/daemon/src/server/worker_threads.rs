@@ -232,6 +232,7 @@ impl WorkerLoop {
             }
         }
         if asks_control {
+            self.worker.ask_control();
             self.control.wake();
         }
         was_busy

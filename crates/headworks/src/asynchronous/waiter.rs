@@ -1,6 +1,5 @@
 //! Wakes a waiting task by its ring's completion channel or by the control stream.
 
-use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::task::{Context, Poll};
 
@@ -10,6 +9,7 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
 use crate::blocking::{BlockingError, system};
+#[cfg(feature = "daemon")]
 use crate::service::Readiness;
 
 /// The descriptors of the ring and the control stream, registered with the runtime's reactor.
@@ -22,7 +22,11 @@ pub(super) struct TaskWaiter {
 }
 
 /// Registers the descriptor of a stream or a listener with the reactor.
-pub(super) fn readiness_fd(fd: Readiness, interest: Interest) -> io::Result<AsyncFd<Readiness>> {
+#[cfg(feature = "daemon")]
+pub(super) fn readiness_fd(
+    fd: Readiness,
+    interest: Interest,
+) -> std::io::Result<AsyncFd<Readiness>> {
     // SAFETY: a `Readiness` stays open until its last clone is dropped, and refers to one descriptor all its life.
     // The `AsyncFd` owns a clone.
     let registered = unsafe { AsyncFd::register_with_interest(fd, interest) };

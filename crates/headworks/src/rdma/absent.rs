@@ -53,10 +53,18 @@ pub(crate) struct EstablishedControl {
 pub(crate) fn dial<'u>(
     address: &str,
     _: &DeviceName,
-    _: bool,
     _: impl Into<WaitLimit<'u>>,
 ) -> Result<EstablishedControl, RdmaError> {
     Err(missing(address))
+}
+
+/// Refuses to call.
+pub(crate) fn dial_wait<'u>(
+    address: &str,
+    device: &DeviceName,
+    until: impl Into<WaitLimit<'u>>,
+) -> Result<EstablishedControl, RdmaError> {
+    dial(address, device, until)
 }
 
 /// A listener over RDMA. None exists.

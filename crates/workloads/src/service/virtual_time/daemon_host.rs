@@ -441,8 +441,11 @@ impl Actor for WorkerHost {
         if self.shared_run.is_over() {
             return Ok(Step::Done);
         }
-        let worker = self.workers.get().and_then(|all| all.get(self.id.index()));
-        let Some(mut worker) = worker.and_then(|worker| worker.lock_for_step()) else {
+        let shared = self.workers.get().and_then(|all| all.get(self.id.index()));
+        let Some(shared) = shared else {
+            return Ok(Step::At(cx.now() + SOON));
+        };
+        let Some(mut worker) = shared.lock_for_step() else {
             return Ok(Step::At(cx.now() + SOON));
         };
         let sessions = self.sessions.iter();
@@ -453,6 +456,11 @@ impl Actor for WorkerHost {
             cx.charge(BUSY + HALF_REQUEST.times(records) + self.line.times(lines));
         }
         let was_busy = worker.step(cx);
+        let asks_control = worker.asks_control();
+        drop(worker);
+        if asks_control {
+            shared.ask_control();
+        }
         if was_busy && records == 0 {
             cx.charge(BUSY);
         }
