@@ -248,7 +248,8 @@ pub struct Daemon {
     config: DaemonLimits,
     identity: Identity,
     nonces: Nonces,
-    // Workers are dropped before the protection domains, and those before the device.
+    // Workers are dropped before the protection domains, and those before the device. Threads that step workers must
+    // have ended.
     workers: Vec<Arc<SharedWorker>>,
     /// Whether others step the workers.
     are_workers_elsewhere: bool,
@@ -294,6 +295,10 @@ const EPHEMERAL: u16 = 32_768;
 impl Daemon {
     /// Creates the daemon of a host, on one device.
     pub fn new(identity: Identity, device: Arc<dyn Device>, config: DaemonLimits) -> Self {
+        let config = DaemonLimits {
+            workers: config.workers.max(1),
+            ..config
+        };
         let workers = (0..config.workers).map(|_| Arc::default());
         Self {
             workers: workers.collect(),
@@ -641,10 +646,15 @@ impl Daemon {
                 wishes.retain(|request_connection| request_connection.client != session);
             }
         }
-        let domain = client.domain;
-        let parts = client.session.map(|session| session.parts);
-        let parts = (0..).zip(parts.into_iter().flatten());
-        for (worker, number) in parts.filter_map(|(worker, part)| Some((WorkerId(worker), part?))) {
+        if let Some(of) = client.session {
+            self.detach_parts(client.domain, of, why);
+        }
+    }
+
+    /// Removes all parts of a session.
+    fn detach_parts(&mut self, domain: DomainId, session: ClientSession, why: Reset) {
+        let parts = (0..).map(WorkerId).zip(session.parts);
+        for (worker, number) in parts.filter_map(|(worker, part)| Some((worker, part?))) {
             let at = DomainPart { worker, domain };
             self.by_session.remove(&(at, number));
             self.in_part(at, |part| part.detach(number, why));

@@ -3,9 +3,8 @@
 //! One thread steps the daemon while there is something to do. When there is not, it yields for a while
 //! ([`net::waiting`](headworks_net::waiting)), then arms everything that can wake it, and sleeps. If the daemon has
 //! several workers, each has a thread of its own that does the same, and the first thread serves applications and other
-//! daemons. Each dial
-//! to another daemon runs on its own thread, because it may take as long as the network likes. Another thread
-//! serves [`metrics`], because a client may be slow.
+//! daemons. Each dial to another daemon runs on its own thread, because it may take as long as the network likes. Another
+//! thread serves [`metrics`], because a client may be slow.
 //!
 //! Others can provoke much of what the daemon logs. The subscriber must limit these lines
 //! ([`log_ratelimit`](crate::log_ratelimit)), and must not wait for the reader of the log.
@@ -240,6 +239,8 @@ pub struct DaemonServer {
 }
 
 struct Inner {
+    /// Threads of the workers, if the daemon has several. They end before the daemon is dropped.
+    workers: WorkerThreads,
     daemon: Daemon,
     epoll: Arc<OwnedFd>,
     /// Where applications attach, in the order of [`ServerConfig::sockets`].
@@ -251,8 +252,6 @@ struct Inner {
     port: u16,
     sessions: BTreeMap<SessionId, Attached>,
     subscriptions: Arc<Mutex<Subscriptions>>,
-    /// Threads of the workers, if the daemon has several.
-    workers: WorkerThreads,
     peers: BTreeMap<PeerId, ControlStream>,
     /// Sessions with packets to send. `unsaid`: peers with messages to send.
     unsent: BTreeSet<SessionId>,
@@ -471,10 +470,11 @@ impl DaemonServer {
             let inner = &mut self.inner;
             let timeouts = [inner.closed_until, inner.daemon.next_timeout(), until];
             let deadline = timeouts.into_iter().flatten().min();
-            budget.begin(inner.daemon.awaits_peers(), &mut waiter);
+            waiter.set_budget(budget.begin(inner.daemon.awaits_peers(), clock::now()));
             let mut turn = |phase| inner.turn(phase);
             let woken = waiter.wait_polling(&mut fds, deadline, &mut turn);
-            budget.end();
+            let has_slept = !matches!(woken, Ok(WakeReason::Ready));
+            budget.end(has_slept, clock::now());
             let woken = woken.map_err(|source| ServerError::System {
                 what: "waiting",
                 source,
@@ -486,8 +486,10 @@ impl DaemonServer {
             {
                 waiter.spin_once();
             }
-            if has_events {
-                // What woke the daemon is most often a doorbell or a completion, which needs no look at the sockets.
+            let is_due = |at: Option<Instant>| at.is_some_and(|at| clock::now() >= at);
+            if has_events && !is_due(self.inner.daemon.next_timeout()) {
+                // What woke the daemon is most often a doorbell or a completion, which needs no look at the sockets. But
+                // messages that came in time are read before a time limit is applied.
                 self.inner.turn(WaitPhase::Poll);
             }
             if has_events || turns.is_multiple_of(SOCKETS_EVERY) {
@@ -571,8 +573,12 @@ impl Inner {
             self.daemon.arm();
             self.is_armed = true;
         }
+        let before = self.daemon.next_timeout();
         let stepped = self.daemon.step(&mut ActorContext::new(&mut { ALONE }));
-        let was_busy = self.apply() | self.receive_rest() | stepped || !self.daemon.is_idle();
+        let did = self.apply() | self.receive_rest() | stepped;
+        // A new time limit must be known to the wait before it sleeps.
+        let is_new = self.daemon.next_timeout() != before;
+        let was_busy = did || is_new || !self.daemon.is_idle();
         if was_busy && self.is_armed {
             self.daemon.disarm();
             self.is_armed = false;

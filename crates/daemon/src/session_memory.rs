@@ -16,7 +16,9 @@ use crate::frame::Remote;
 use crate::limits::DaemonLimits;
 
 /// Memory of a session, as one of its users sees it: the daemon's control, or a worker. All users share the allocator,
-/// which is behind a lock. Each has its own list of the slabs, so that the transfer of bytes takes no lock.
+/// which is behind a lock. Each has its own list of the slabs, so that the transfer of bytes takes no lock:
+/// [`slabs`](Self::slabs), [`slab`](Self::slab), [`sge`](Self::sge) and [`remote`](Self::remote) take none, all other
+/// calls do.
 pub struct SessionMemory {
     // The views are dropped before the regions that keep the memory.
     slabs: Slabs,

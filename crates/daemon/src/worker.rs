@@ -1,5 +1,6 @@
 //! A worker: carries the queue-pair groups to some hosts, with completion queues, receives and doorbells of its own.
-//! No word that is written often is shared by two workers.
+//! Workers share no word on the path of a message, except where they signal a descriptor that an application polls, and
+//! where a ring grows: the table of descriptors and the memory of a session have a lock each.
 //!
 //! The control of a daemon ([`Daemon`](crate::Daemon)) serves applications and other daemons, assigns each host to a
 //! worker, and makes and ends connections there. It takes a worker's lock for that. A daemon with one worker steps it

@@ -353,7 +353,8 @@ impl Service {
         self.connect_by(to, None)
     }
 
-    /// Connects as [`Service::connect`] does, and waits no longer than `timeout`. Resolving a name does not count.
+    /// Connects as [`Service::connect`] does, and waits no longer than `timeout`. Resolving a name does
+    /// not count, nor does waiting while another thread attaches again.
     ///
     /// # Errors
     ///
@@ -391,7 +392,8 @@ impl Service {
         Err(refused.expect("there is an address, and it was refused"))
     }
 
-    /// Starts to connect and does not wait for the answer.
+    /// Starts to connect and does not wait for the answer. It waits only if the service has to attach again: see
+    /// [`Service::reattach`].
     ///
     /// # Errors
     ///

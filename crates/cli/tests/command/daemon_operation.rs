@@ -4,7 +4,7 @@ use std::io::{Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixDatagram, UnixStream};
 use std::process::{Command, Stdio};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use headworks::service::{Refusal, Reset, Service, ServiceError, Transfer};
 use headworks_net::packets::{PacketSocket, RecvOutcome};
@@ -12,7 +12,7 @@ use rustix::fs::{OFlags, fcntl_setfl};
 use rustix::process::Signal;
 
 use crate::daemon::{Daemons, device, exchange, locked, serve, to};
-use crate::test_env::{CommandProcess, NOTICE, TestEnv, until};
+use crate::test_env::{CommandProcess, NOTICE, TestEnv, sleep_for, until};
 
 /// Returns a daemon's answer to `GET /metrics`.
 pub(crate) fn scraped(daemons: &Daemons, host: usize) -> String {
@@ -563,6 +563,34 @@ fn bytes_are_carried_as_is_asked_for() {
     }
     drop(stream);
     drop((client, server));
+    daemons.end();
+}
+
+#[test]
+fn a_stopped_daemon_is_noticed_while_an_answer_is_due() {
+    let _one = locked();
+    let mut daemons = Daemons::start();
+    daemons.sides[0].signal(Signal::TERM);
+    daemons.sides[0].wait();
+    let config = daemons.fabric.file("timeout.toml");
+    std::fs::write(&config, "[limits]\npeer_timeout = 1\n").unwrap();
+    daemons.sides[0] = daemons.daemon_with(0, &["--config", &config.display().to_string()]);
+    let (client, server) = (daemons.attach(0), daemons.attach(1));
+    serve(&server, 7000);
+    let mut stream = client.connect(to(1, 7000)).unwrap();
+    // The daemon's own time limit for the connect request passes, so that no earlier one wakes it.
+    sleep_for(Duration::from_secs(11));
+    daemons.sides[1].signal(Signal::STOP);
+    until("the stop of the daemon", || daemons.sides[1].stat(3) == "T");
+    stream.send_all(b"please answer").unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(60)));
+    let lost = stream.recv(&mut [0; 64]);
+    daemons.sides[1].signal(Signal::CONT);
+    assert!(
+        matches!(lost, Err(ServiceError::Reset(Reset::Unreachable))),
+        "{lost:?}"
+    );
+    drop((stream, client, server));
     daemons.end();
 }
 

@@ -134,12 +134,17 @@ impl Daemon {
             let doorbell = self.in_part(at, |part| part.doorbell(number)).flatten();
             doorbell.ok_or(Refusal::Memory)
         });
-        let doorbell = made.inspect_err(|_| {
-            // The application is not attached.
-            if let Some(client) = self.clients.get_mut(&session) {
-                client.session = None;
+        let doorbell = match made {
+            Ok(doorbell) => doorbell,
+            Err(why) => {
+                // The application is not attached.
+                let client = self.clients.get_mut(&session);
+                if let Some(of) = client.and_then(|client| client.session.take()) {
+                    self.detach_parts(id, of, Reset::Unreachable);
+                }
+                return Err(why);
             }
-        })?;
+        };
         let address = self.identity.address;
         let attached = Reply::Attached {
             version: agreed,

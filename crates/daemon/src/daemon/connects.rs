@@ -265,7 +265,8 @@ impl Daemon {
         let worker = of.worker;
         let session = self.session_part(client, worker)?;
         let most = self.config.connections_each;
-        let client = self.clients.get_mut(&client).ok_or(Refusal::Refused)?;
+        let id = client;
+        let client = self.clients.get_mut(&id).ok_or(Refusal::Refused)?;
         let domain = client.domain;
         let of = client.session.as_mut().ok_or(Refusal::Refused)?;
         if of.handles.len() >= most as usize {
@@ -282,19 +283,14 @@ impl Daemon {
             part.open(group, session, handle as u32, local, remote)
         });
         let opened = opened.unwrap_or(Err(Refusal::Memory));
-        if opened.is_err() {
-            self.free_handle(at, session, handle);
+        let of = self.clients.get_mut(&id);
+        if let Some(of) = of.and_then(|of| of.session.as_mut())
+            && opened.is_err()
+        {
+            // No connection was made for the handle.
+            of.handles.try_remove(handle);
         }
         Ok((at, opened?, handle as u32))
-    }
-
-    /// Frees a handle that no connection was made for.
-    fn free_handle(&mut self, at: DomainPart, session: usize, handle: usize) {
-        let client = self.by_session.get(&(at, session));
-        let client = client.and_then(|client| self.clients.get_mut(client));
-        if let Some(session) = client.and_then(|client| client.session.as_mut()) {
-            session.handles.try_remove(handle);
-        }
     }
 
     /// Handles the acceptance of a connect request: the other daemon has made its end.

@@ -415,7 +415,7 @@ impl Daemon {
 
     /// Returns the part of a domain that carries the links to a daemon. Makes it if the domain exists, and returns
     /// `None` if it does not.
-    fn part_towards(&mut self, peer: PeerId, domain: DomainId) -> Option<DomainPart> {
+    fn make_part_for_peer(&mut self, peer: PeerId, domain: DomainId) -> Option<DomainPart> {
         let worker = self.peers.get(&peer)?.worker;
         let at = DomainPart { worker, domain };
         if self.domains.contains_key(&domain) {
@@ -451,10 +451,12 @@ impl Daemon {
             | Message::Prove { .. }
             | Message::Goodbye { .. } => return None,
             Message::Ping => self.say(peer, &Message::Pong),
-            Message::Pong => self.is_alive(peer),
+            Message::Pong => self.note_alive(peer),
             Message::QpGroupWanted { between, known } => {
                 let opens = self.opens(peer);
-                let at = self.part_towards(peer, between.to).filter(|_| opens)?;
+                let at = self
+                    .make_part_for_peer(peer, between.to)
+                    .filter(|_| opens)?;
                 self.in_part(at, |part| part.qp_group_wanted(key(between), known));
             }
             Message::BringUp {
@@ -463,12 +465,12 @@ impl Daemon {
                 qp_role,
                 bytes,
             } => {
-                let at = self.part_towards(peer, between.to)?;
+                let at = self.make_part_for_peer(peer, between.to)?;
                 let key = key(between);
                 self.in_part(at, |part| part.bring_up(key, instance, qp_role, &bytes));
             }
             Message::QpGroupDown { between, instance } => {
-                let at = self.part_towards(peer, between.to)?;
+                let at = self.make_part_for_peer(peer, between.to)?;
                 self.in_part(at, |part| part.qp_group_down(key(between), instance));
             }
             Message::Connect {
@@ -505,13 +507,13 @@ impl Daemon {
                 number,
                 offer,
             } => {
-                let at = self.part_towards(peer, domain)?;
+                let at = self.make_part_for_peer(peer, domain)?;
                 let accepted = &mut self.peers.get_mut(&peer)?.accepted;
                 let accepted = accepted.remove(&(domain, number))?;
                 self.confirmed(peer, at, number, accepted, offer);
             }
             Message::Missed { domain, number } => {
-                let at = self.part_towards(peer, domain)?;
+                let at = self.make_part_for_peer(peer, domain)?;
                 let missed = self.in_part(at, |part| {
                     // A peer may only name connections whose other end it holds.
                     let group = part.qp_group_of(number);
@@ -526,7 +528,7 @@ impl Daemon {
                 }
             }
             Message::Cancel { domain, number } => {
-                let at = self.part_towards(peer, domain)?;
+                let at = self.make_part_for_peer(peer, domain)?;
                 let accepted = &mut self.peers.get_mut(&peer)?.accepted;
                 let accepted = accepted.remove(&(domain, number))?;
                 self.drop_accepted(at, number, accepted);

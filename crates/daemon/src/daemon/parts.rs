@@ -22,12 +22,23 @@ impl Daemon {
     ) -> Option<R> {
         let shared = self.workers.get(at.worker.index())?.clone();
         let mut worker = shared.lock_for_control();
-        let done = worker.domain(at.domain).map(serve);
-        if self.are_workers_elsewhere && worker.is_armed() {
-            self.outputs.push_back(Output::WakeWorker(at.worker));
+        let part = worker.domain(at.domain);
+        let (done, has_work) = match part {
+            Some(part) => (Some(serve(part)), !part.is_idle()),
+            None => (None, false),
+        };
+        if has_work {
+            self.wake_if_armed(at.worker, &worker);
         }
         self.pass_on(at.worker, worker);
         done
+    }
+
+    /// Wakes a worker that others step and that sleeps, or is about to.
+    fn wake_if_armed(&mut self, id: WorkerId, worker: &Worker) {
+        if self.are_workers_elsewhere && worker.is_armed() {
+            self.outputs.push_back(Output::WakeWorker(id));
+        }
     }
 
     /// Passes on the outputs of a worker, after giving back its lock.
@@ -161,14 +172,14 @@ impl Daemon {
             }
         };
         let shared = self.workers[at.worker.index()].clone();
+        // A part that was lost is dealt with before a new one takes its place: their sessions have the same numbers.
+        self.pass_on(at.worker, shared.lock_for_control());
         let mut worker = shared.lock_for_control();
         if worker.domain(at.domain).is_none() {
             let limits = self.config.of_each_worker();
             let part = Domain::new(at.domain, tenant, &self.device, &pd, &limits);
             worker.add(at.domain, part.map_err(refuse)?);
-            if self.are_workers_elsewhere && worker.is_armed() {
-                self.outputs.push_back(Output::WakeWorker(at.worker));
-            }
+            self.wake_if_armed(at.worker, &worker);
         }
         Ok(())
     }
@@ -199,6 +210,10 @@ impl Daemon {
         };
         session.parts[worker.index()] = Some(number);
         self.by_session.insert((at, number), client);
+        if self.are_workers_elsewhere {
+            // A worker that sleeps has not armed the new doorbell.
+            self.outputs.push_back(Output::WakeWorker(worker));
+        }
         self.flush(client);
         Ok(number)
     }

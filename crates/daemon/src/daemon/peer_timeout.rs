@@ -1,9 +1,10 @@
 //! Daemons of other hosts that are stopped, hang, or are gone without a word.
 //!
-//! A link tells nothing of that: an RNIC takes WRITEs while its host's daemon is stopped. So whenever something was sent
-//! that the other daemon has to react to, control looks after half of the [limit](DaemonLimits::peer_timeout) whether a
-//! frame came from it since. If not, it asks on the stream between the daemons, and gives the other daemon up if neither
-//! an answer nor a frame comes for another half. When nothing is outstanding, nobody looks: idle daemons are not woken.
+//! A link does not show that: an RNIC takes WRITEs while its host's daemon is stopped. So the daemons exchange keep-alive
+//! messages, but only while something is outstanding. If a daemon still has to react to something after half of the
+//! [limit](DaemonLimits::peer_timeout), control sends it a ping on the stream between them, and gives it up if neither a
+//! pong nor a frame comes for another half. A pong ends the watch: a daemon that stops after it, while only its
+//! application's answer is due, is noticed once something more is sent. Idle daemons are not woken.
 
 use headworks_client::Reset;
 use headworks_verbs::{Duration, Instant};
@@ -58,7 +59,7 @@ impl Daemon {
         for (peer, watch) in due {
             let (is_awaited, came) = self.awaited(peer);
             match watch.asked {
-                _ if !is_awaited => self.is_alive(peer),
+                _ if !is_awaited => self.note_alive(peer),
                 Some(before) if before == came => {
                     self.give_up_peer(peer);
                 }
@@ -78,7 +79,7 @@ impl Daemon {
     }
 
     /// The parts of domains that carry links to a daemon.
-    fn parts_towards(&self, peer: PeerId) -> Vec<DomainPart> {
+    fn parts_of_peer(&self, peer: PeerId) -> Vec<DomainPart> {
         let worker = self.peers.get(&peer).map(|of| of.worker);
         let parts = worker.into_iter().flat_map(|worker| {
             let domains = self.domains.keys();
@@ -93,7 +94,7 @@ impl Daemon {
     /// Returns whether a daemon still has to react to something, and how many frames came from it.
     fn awaited(&mut self, peer: PeerId) -> (bool, u64) {
         let mut all = (false, 0);
-        for at in self.parts_towards(peer) {
+        for at in self.parts_of_peer(peer) {
             let of_part = self.in_part(at, |part| part.awaited(peer.0));
             let (is_awaited, came) = of_part.unwrap_or_default();
             all = (all.0 | is_awaited, all.1 + came);
@@ -102,12 +103,13 @@ impl Daemon {
     }
 
     /// Notes that a daemon is alive: it answered, or it has nothing to react to any more.
-    pub(super) fn is_alive(&mut self, peer: PeerId) {
-        for at in self.parts_towards(peer) {
-            self.in_part(at, |part| part.is_alive(peer.0));
-        }
+    pub(super) fn note_alive(&mut self, peer: PeerId) {
+        // Before the flags of the parts: what a worker reports from then on begins a new watch.
         if let Some(of) = self.peers.get_mut(&peer) {
             of.watch = None;
+        }
+        for at in self.parts_of_peer(peer) {
+            self.in_part(at, |part| part.note_alive(peer.0));
         }
     }
 

@@ -37,8 +37,10 @@ impl Domain {
         let most = self.config.qp_groups_max;
         if self.groups.len() >= most as usize {
             tracing::warn!(
-                "cannot open a queue-pair group to another host: {} has reached qp_groups_max = {most}; raise it",
-                self.tenant
+                "cannot open a queue-pair group to another host: {} has {most}, which is all of qp_groups_max that one of \
+                 {} workers has; raise it",
+                self.tenant,
+                self.config.workers
             );
             return Err(Refusal::Limit);
         }

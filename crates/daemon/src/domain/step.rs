@@ -74,7 +74,7 @@ impl Domain {
     }
 
     /// Notes that a peer's daemon is alive. If it has to react to something that is sent later, control is told anew.
-    pub fn is_alive(&mut self, peer: u64) {
+    pub fn note_alive(&mut self, peer: u64) {
         let of_peer = self.groups.iter_mut();
         for (_, entry) in of_peer.filter(|(_, one)| one.key.peer == peer) {
             entry.group.awaits_peer = false;

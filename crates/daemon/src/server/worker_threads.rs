@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
-use headworks_net::{EventFd, WaitPhase, Waiter, WakeReason};
+use headworks_net::{EventFd, WaitPhase, Waiter, WakeReason, clock};
 use headworks_runtime::ActorContext;
 use headworks_verbs::CompletionChannel;
 use rustix::event::{PollFd, PollFlags};
@@ -173,9 +173,9 @@ impl WorkerLoop {
         let mut turns = 0u32;
         let mut budget = PollBudget::default();
         loop {
-            budget.begin(self.awaits_peers, waiter);
+            waiter.set_budget(budget.begin(self.awaits_peers, clock::now()));
             let woken = waiter.wait_polling(fds, None, &mut |phase| self.turn(phase))?;
-            budget.end();
+            budget.end(woken != WakeReason::Ready, clock::now());
             if woken != WakeReason::Ready || self.has_new_channels {
                 return Ok(());
             }

@@ -61,7 +61,8 @@ pub struct AsyncStream {
 }
 
 impl AsyncStream {
-    /// Wraps a stream, which becomes nonblocking.
+    /// Wraps a stream, which becomes nonblocking. If the stream has no descriptor yet, this blocks the thread for a round
+    /// trip to the daemon on this host.
     ///
     /// # Errors
     ///
@@ -80,7 +81,7 @@ impl AsyncStream {
         })
     }
 
-    /// Connects to the listener at `to`.
+    /// Connects to the listener at `to`. If the service has to attach again, that blocks the thread.
     ///
     /// # Errors
     ///
@@ -185,6 +186,11 @@ impl AsyncStream {
             let mut guard = ready.map_err(reactor)?;
             match attempt(&mut self.stream) {
                 // The reactor is edge-triggered. It forgets the event that this attempt has served, and no later one.
+                // But no event announces memory that bytes have arrived in and that is still under way.
+                Err(ServiceError::WouldBlock) if self.stream.awaits_memory() => {
+                    cx.waker().wake_by_ref();
+                    return Poll::Pending;
+                }
                 Err(ServiceError::WouldBlock) => guard.clear_ready(),
                 done => {
                     turn.made_progress();
@@ -259,7 +265,8 @@ impl AsyncListener {
         Ok(Self { listener, fd })
     }
 
-    /// Waits for the next connection. A dropped future has accepted none.
+    /// Waits for the next connection. A dropped future has accepted none. For the stream's descriptor, it blocks the
+    /// thread for a round trip to the daemon on this host.
     ///
     /// # Errors
     ///

@@ -225,6 +225,13 @@ impl Stream {
         self.writer.send(bytes)
     }
 
+    /// Whether bytes have arrived in memory that this process has not been handed yet.
+    #[cfg(feature = "tokio")]
+    pub(crate) fn awaits_memory(&mut self) -> bool {
+        let side = self.reader.cell.borrow();
+        side.half.awaits_slab()
+    }
+
     /// Sends bytes that are carried in a way of their own; see [`Writer::send_as`].
     ///
     /// # Errors

@@ -389,8 +389,10 @@ impl Drop for Daemons {
     ///
     /// If a daemon has failed or panicked, unless this thread panics already.
     fn drop(&mut self) {
-        for host in 0..self.hosts.len() {
-            let ended = self.end(host, KILL);
+        // All daemons end before one of them makes this thread panic.
+        let hosts = 0..self.hosts.len();
+        let ended: Vec<_> = hosts.map(|host| self.end(host, KILL)).collect();
+        for (host, ended) in ended.into_iter().enumerate() {
             if let Err(error) = ended
                 && !std::thread::panicking()
             {
