@@ -110,8 +110,10 @@ fn processes_that_pace_one_rnic_are_seen_together() {
 fn a_stopped_pacing_process_is_counted_with_the_reason() {
     let fabric = TestEnv::new();
     let busy = StreamingPipe::on(&fabric, "soft:h2", "soft:h1,pace");
-    until("the RNIC", || {
-        stdout_of(&fabric, &["status"]).starts_with("soft:h1\n")
+    // Bytes flow. If the process were stopped before its pipe is connected, the other end would give it up.
+    until("the RNIC at work", || {
+        let text = stdout_of(&fabric, &["status"]);
+        text.contains("active queue pairs 1,") && !text.contains("no delay")
     });
     busy.connector.signal(Signal::STOP);
     let line = format!(
