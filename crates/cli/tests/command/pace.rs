@@ -109,7 +109,8 @@ fn processes_that_pace_one_rnic_are_seen_together() {
 #[test]
 fn a_stopped_pacing_process_is_counted_with_the_reason() {
     let fabric = TestEnv::new();
-    let busy = StreamingPipe::on(&fabric, "soft:h2", "soft:h1,pace");
+    let paced = "soft:h1,pace_line_rate_gbps=4,pace_min_rate_gbps=1";
+    let busy = StreamingPipe::on(&fabric, "soft:h2", paced);
     // Bytes flow. If the process were stopped before its pipe is connected, the other end would give it up.
     until("the RNIC at work", || {
         let text = stdout_of(&fabric, &["status"]);
