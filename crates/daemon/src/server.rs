@@ -488,8 +488,8 @@ impl DaemonServer {
             }
             let is_due = |at: Option<Instant>| at.is_some_and(|at| clock::now() >= at);
             if has_events && !is_due(self.inner.daemon.next_timeout()) {
-                // What woke the daemon is most often a doorbell or a completion, which needs no look at the sockets. But
-                // messages that came in time are read before a time limit is applied.
+                // Most wake-ups are doorbells or completions, which a turn serves without a look at the sockets. If a time
+                // limit is due, the sockets come first, because a message that came in time may lie in one.
                 self.inner.turn(WaitPhase::Poll);
             }
             if has_events || turns.is_multiple_of(SOCKETS_EVERY) {

@@ -32,7 +32,7 @@ struct WorkerThread {
     thread: Option<JoinHandle<()>>,
 }
 
-/// What a worker's thread and control share.
+/// State that a worker's thread shares with control.
 struct ThreadState {
     wake: EventFd,
     is_ending: AtomicBool,
@@ -156,7 +156,7 @@ impl WorkerLoop {
                 self.control.tell(ServerMessage::WorkerFailed(error));
                 return;
             }
-            // What woke the thread is served first, and the descriptors are made unreadable after that.
+            // The thread serves the event that woke it before it makes the descriptors unreadable.
             self.turn(WaitPhase::Poll);
             shared.wake.clear();
             self.is_armed = false;

@@ -1,4 +1,5 @@
-//! What callers ask of libibverbs and librdmacm beyond opening a device: whether they are installed, and what they list.
+//! Queries of libibverbs and librdmacm besides opening a device: whether the libraries are installed, and which devices
+//! they list.
 
 use headworks_ibverbs::{IbvProvider, cm};
 use headworks_verbs::{DeviceName, OpenError};

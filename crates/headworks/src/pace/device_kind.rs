@@ -1,4 +1,4 @@
-//! What pacing must know of kinds of devices. Kinds that are not in this build do not reach it.
+//! Properties of device kinds that pacing depends on. A kind that is not in this build never reaches pacing.
 
 use headworks_verbs::DeviceName;
 

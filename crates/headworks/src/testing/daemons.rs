@@ -483,7 +483,7 @@ impl Directory {
 
 impl Drop for Directory {
     fn drop(&mut self) {
-        // What cannot be removed is left for whoever empties the directory of temporary files.
+        // A file that cannot be removed stays in the directory of temporary files.
         let _ = std::fs::remove_dir_all(&self.path);
     }
 }

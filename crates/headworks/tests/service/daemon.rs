@@ -116,7 +116,7 @@ fn start_daemon(directory: &TempDir) -> Child {
 }
 
 #[test]
-#[ignore = "a daemon for other tests, in a process of its own"]
+#[ignore = "the program of a daemon process, run by other tests"]
 fn daemon_process_entry() {
     let directory = PathBuf::from(std::env::var_os(DIRECTORY).expect("a directory"));
     // The standard input ends with the parent.
@@ -142,7 +142,7 @@ fn daemon_process_entry() {
 }
 
 #[test]
-#[ignore = "a sender for other tests, in a process of its own"]
+#[ignore = "the program of a sender process, run by other tests"]
 fn sender_process_entry() {
     let directory = PathBuf::from(std::env::var_os(DIRECTORY).expect("a directory"));
     let to = std::env::var(TO).expect("an address");

@@ -223,7 +223,7 @@ fn a_service_attaches_again_after_its_daemon_restarted() {
         let (mut near, mut far) = connected(&service);
         daemon.end(signal);
         until("the end is noticed", || service.is_gone());
-        // What there was is gone, whether the daemon said that it stops or not.
+        // The old stream and listener fail, whether or not the daemon announced that it stops.
         for error in [
             listener.accept().map(drop).expect_err("no daemon"),
             listener.try_accept().map(drop).expect_err("no daemon"),
