@@ -45,12 +45,13 @@ impl CqPort {
         if row == NO_ROW || cq.life.load(Ordering::Acquire) == 0 {
             return None;
         }
+        let number = cq.channel_number.load(Ordering::Relaxed);
         Some(Self {
             peer: peer.clone(),
             row,
             queue: peer.queue(&cq.queue)?,
-            has_channel: cq.channel_number.load(Ordering::Relaxed) != 0,
-            channel: None,
+            has_channel: number != 0,
+            channel: peer.own_channel(number),
             timestamps: cq.timestamps.load(Ordering::Relaxed) != 0,
         })
     }
@@ -140,6 +141,7 @@ impl CqPort {
     /// polls either sees the completion or is woken.
     fn wake(&self, solicited: bool) {
         if self.row().armed.notify(solicited) {
+            crash_points::at("disarmed");
             self.raise();
         }
     }

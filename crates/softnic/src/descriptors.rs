@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use headworks_shm::{
     DescriptorClient, DescriptorRequest, DescriptorSource, ProcessId, Registry, RegistryError,
-    WakePipe,
+    WakePipe, WakeSender,
 };
 
 use crate::arena::Arena;
@@ -84,6 +84,12 @@ impl ContextDescriptors {
         let mut channels = self.channels();
         channels.retain(|_, known| known.strong_count() > 0);
         channels.insert(number, Arc::downgrade(pipe));
+    }
+
+    /// Returns a sender to the pipe of a channel, for this process.
+    pub(crate) fn channel_sender(&self, number: u32) -> Option<WakeSender> {
+        let pipe = self.channels().get(&number).and_then(Weak::upgrade);
+        pipe.map(|pipe| pipe.sender())
     }
 }
 

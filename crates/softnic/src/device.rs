@@ -27,7 +27,7 @@ use crate::descriptors::ContextDescriptors;
 use crate::events::Events;
 use crate::hostile::{HostileMode, Rules};
 use crate::local_mrs::LocalMrs;
-use crate::peer::{AttachError, OwnMemory, Peer, PeerGuard};
+use crate::peer::{AttachError, OwnContext, Peer, PeerGuard};
 use crate::progress::Progress;
 use crate::qp::{QpCore, SoftQp};
 use crate::quarantine::{self, Initiator, Quarantine};
@@ -202,7 +202,8 @@ impl Context {
             process,
             incarnation,
             table.clone(),
-            OwnMemory {
+            OwnContext {
+                descriptors: descriptors.clone(),
                 arena: arena.clone(),
                 local_mrs: local_mrs.clone(),
             },
@@ -533,8 +534,9 @@ impl Context {
             let overran = row
                 .overrun
                 .compare_exchange(1, 2, Ordering::AcqRel, Ordering::Relaxed);
-            if overran == Err(0) && !all {
-                // An initiator marked the CQ because it could not put an event into its channel.
+            if overran == Err(0) {
+                // An initiator marked the CQ because it could not put an event into its channel, or died before it
+                // did.
                 cq.port().wake_waiters();
             }
             if overran.is_err() {

@@ -15,7 +15,7 @@ use headworks_shm::{
 use crate::arena::Arena;
 use crate::cq::CqPort;
 use crate::cross_process_copy::{self, CrossError};
-use crate::descriptors::{DescriptorKind, DescriptorOrigin};
+use crate::descriptors::{ContextDescriptors, DescriptorKind, DescriptorOrigin};
 use crate::local_mrs::LocalMrs;
 use crate::peer_process::{LifeEvidence, PeerProcess};
 use crate::table::{MAX_SEGMENT, QueueLocation, SegmentOffset, Table};
@@ -65,7 +65,7 @@ pub(crate) struct Peer {
     /// Wakes its progress thread.
     wake: Option<WakeSender>,
     /// Set for this process's own context, whose memory is mapped already.
-    own: Option<OwnMemory>,
+    own: Option<OwnContext>,
     /// Number of guards held: those of this process's queue pairs that send datagrams there.
     users: AtomicUsize,
     attached: Mutex<AttachedSegments>,
@@ -95,8 +95,9 @@ impl Drop for PeerGuard {
     }
 }
 
-/// A context's record of its own memory.
-pub(crate) struct OwnMemory {
+/// What this process knows of its own context without asking.
+pub(crate) struct OwnContext {
+    pub(crate) descriptors: Arc<ContextDescriptors>,
     pub(crate) arena: Arc<Arena>,
     pub(crate) local_mrs: Arc<LocalMrs>,
 }
@@ -193,7 +194,7 @@ impl Peer {
         process: ProcessId,
         incarnation: u64,
         table: Table,
-        own: OwnMemory,
+        own: OwnContext,
         wake: Option<WakeSender>,
     ) -> Self {
         let peer_process = PeerProcess::new(process, LifeEvidence::Own);
@@ -438,6 +439,11 @@ impl Peer {
         // it. The owner initialised the queue before it published the place.
         let slots = unsafe { SlotQueueRef::from_raw(start, capacity) };
         Some(Queue { slots, _keep: keep })
+    }
+
+    /// Returns a sender to the pipe of its channel `number`, if it is this process's own context.
+    pub(crate) fn own_channel(&self, number: u32) -> Option<WakeSender> {
+        self.own.as_ref()?.descriptors.channel_sender(number)
     }
 
     /// Returns the pipe of its channel `number`, for an event of the CQ `cq` (row and `life`).

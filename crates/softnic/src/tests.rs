@@ -365,7 +365,8 @@ fn channels_of_cqs_that_are_gone_are_let_go() {
         let cq = device.create_cq(&init).unwrap();
         let ours = device.context.own_cq(&cq).unwrap();
         let theirs = CqPort::open(&peer, ours.row).unwrap();
-        for port in [ours.port(), &theirs] {
+        let within = CqPort::open(&device.context.own, ours.row).unwrap();
+        for port in [ours.port(), &theirs, &within] {
             cq.arm(false);
             port.push(OWNER, CqSlot::default(), false).unwrap();
             assert_eq!(channel.next_event().unwrap(), Some(cq.id()));

@@ -141,8 +141,9 @@ pub(crate) struct Leftovers {
     pub(crate) memory: f64,
 }
 
-/// Descriptors that a daemon opens only when it first needs them, to wake peers.
-const LAZY: usize = 4;
+/// Descriptors that a daemon opens only when it first needs them: to wake peers, and a pipe for each further worker
+/// that comes to carry a link, of the four that the second daemon has.
+const LAZY: usize = 4 + 2 * 3;
 /// Most slabs that the applications of both hosts come to need, including a peer's slabs that are released
 /// only when the next peer is reached.
 const SLABS: usize = 128;

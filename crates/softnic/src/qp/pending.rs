@@ -489,6 +489,10 @@ impl QpCore {
         }
         // Also what the peer had taken. The peer is executing nothing here, and finds the connection gone.
         self.take_back();
+        if self.peer_is_gone() {
+            // It may have been killed after it disarmed a CQ that others use too, and before it raised the event.
+            self.wake_waiters();
+        }
         let Some(receives) = &self.receives else {
             return;
         };

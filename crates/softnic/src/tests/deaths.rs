@@ -166,6 +166,74 @@ fn kills_at_any_send_point_cost_and_block_nothing() {
     }
 }
 
+/// A process that takes the arming of a CQ and is killed before it raises the event must not leave the others without
+/// wake-ups, even if its queue pair is destroyed before the progress thread knows of the death.
+#[test]
+fn kills_at_any_send_point_lose_no_wake_up_of_others() {
+    let fabric = Fabric::new();
+    let mut points = 0;
+    for point in 0.. {
+        let device = fabric.open("soft:h1");
+        let channel = device.create_channel().unwrap();
+        let init = CqInit {
+            channel: Some(channel.clone()),
+            ..cq_init(32)
+        };
+        let cq = device.create_cq(&init).unwrap();
+        let qp = || SoftQp::create(&device.context, PD, &qp_init(&cq, None)).unwrap();
+        let [mut struck, mut from, mut to] = [(); 3].map(|()| qp());
+        let names = [from.qpn(), to.qpn()];
+        join(&mut from, device.info().gid, names[1]);
+        join(&mut to, device.info().gid, names[0]);
+        let mut other = PeerTestProcess::start(&fabric, "h2");
+        other.join(&mut struck, &device);
+        let receive = RecvWr {
+            wr_id: 1,
+            sges: &[],
+        };
+        struck.post_recv(&[receive]).unwrap();
+        to.post_recv(&[receive]).unwrap();
+        cq.arm(false);
+        let progress = device.context.progress.service();
+        other.tell(&format!("kill {point}"));
+        other.tell("send 1");
+        if other.hears_or_died("sent").is_some() {
+            break;
+        }
+        points += 1;
+        drop(struck);
+        drop(progress);
+        let wr = SendWr {
+            wr_id: 2,
+            op: SendOp::Send,
+            payload: Payload::Inline(&[]),
+            flags: SendFlags::default(),
+        };
+        from.post_send(&[wr]).unwrap();
+        let mut polled = [PollFd::from_borrowed_fd(channel.fd(), PollFlags::IN)];
+        let limit = Timespec::try_from(LIMIT).unwrap();
+        let woken = poll(&mut polled, Some(&limit)).unwrap();
+        assert_eq!(woken, 1, "no event after a kill at point {point}");
+    }
+    assert!(points >= 9, "only {points} points were passed");
+}
+
+#[test]
+fn an_event_that_an_initiator_left_to_the_owner_is_raised_beside_a_death() {
+    let fabric = Fabric::new();
+    let device = fabric.open("soft:h1");
+    let channel = device.create_channel().unwrap();
+    let init = CqInit {
+        channel: Some(channel.clone()),
+        ..cq_init(4)
+    };
+    let cq = device.create_cq(&init).unwrap();
+    let _progress = device.context.progress.service();
+    device.context.table.attention().cqs.set(cq.id().0 as usize);
+    device.context.service_limits(true);
+    assert_eq!(channel.next_event().unwrap(), Some(cq.id()));
+}
+
 #[test]
 fn kills_at_random_moments_cost_and_block_nothing() {
     let rounds = match std::env::var_os("HEADWORKS_LONG") {

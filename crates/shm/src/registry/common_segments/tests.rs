@@ -6,6 +6,8 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 use std::{env, thread};
 
+use rustix::process::{WaitId, WaitIdOptions, waitid};
+
 use super::*;
 use crate::{View, WordRef};
 
@@ -381,6 +383,9 @@ fn a_stopped_holder_is_waited_for_as_long_as_the_limit_and_keeps_its_entry() {
     assert_eq!(holder.ask("hold"), "first");
     let pid = rustix::process::Pid::from_child(&holder.process);
     rustix::process::kill_process(pid, rustix::process::Signal::STOP).expect("signals");
+    // All its threads are stopped, also the one that hands out the segment.
+    let stopped = WaitIdOptions::STOPPED | WaitIdOptions::NOWAIT;
+    waitid(WaitId::Pid(pid), stopped).expect("waits");
     let error = registry
         .claim_common_segment("nic.0", LEN, VERSION)
         .expect_err("stopped");
