@@ -106,7 +106,8 @@ fn ended(
 
 /// Shows the daemons' log if a single seed is being investigated.
 fn show_logs() {
-    if std::env::var_os("HEADWORKS_SEED").is_some() {
+    let is_one = |seed: String| !seed.contains("..");
+    if std::env::var("HEADWORKS_SEED").is_ok_and(is_one) {
         let shown = tracing_subscriber::fmt()
             .with_writer(std::io::stderr)
             .try_init();
@@ -164,12 +165,18 @@ fn judge(plan: &Plan, ledger: Ledger) -> Result<Ledger, String> {
     Ok(ledger)
 }
 
-/// Returns the seeds to run: only `HEADWORKS_SEED`, if it is set.
+/// Returns the seeds to run: only those of `HEADWORKS_SEED`, if it is set, `N` or `N..M`.
 fn seeds(range: std::ops::Range<u64>) -> Vec<u64> {
-    let one = std::env::var("HEADWORKS_SEED").ok();
-    match one.and_then(|seed| seed.parse().ok()) {
-        Some(seed) => vec![seed],
-        None => range.collect(),
+    let Ok(set) = std::env::var("HEADWORKS_SEED") else {
+        return range.collect();
+    };
+    let number = |text: &str| {
+        text.parse::<u64>()
+            .unwrap_or_else(|_| panic!("HEADWORKS_SEED={set}: neither N nor N..M"))
+    };
+    match set.split_once("..") {
+        Some((first, end)) => (number(first)..number(end)).collect(),
+        None => vec![number(&set)],
     }
 }
 
