@@ -13,10 +13,17 @@ use serde::Deserialize;
 
 /// Each package with the packages of the workspace that it may depend on.
 pub const ALLOWED: &[(&str, &[&str])] = &[
-    ("headworks-verbs", &[]),
-    ("headworks-shm", &[]),
-    ("headworks-net", &["headworks-verbs", "headworks-shm"]),
-    ("headworks-runtime", &["headworks-net", "headworks-verbs"]),
+    ("headworks-wire", &[]),
+    ("headworks-verbs", &["headworks-wire"]),
+    ("headworks-shm", &["headworks-wire"]),
+    (
+        "headworks-net",
+        &["headworks-wire", "headworks-verbs", "headworks-shm"],
+    ),
+    (
+        "headworks-runtime",
+        &["headworks-wire", "headworks-net", "headworks-verbs"],
+    ),
     ("headworks-softnic", &["headworks-verbs", "headworks-shm"]),
     ("headworks-ibverbs", &["headworks-verbs", "headworks-shm"]),
     (
@@ -28,12 +35,19 @@ pub const ALLOWED: &[(&str, &[&str])] = &[
             "headworks-runtime",
         ],
     ),
-    ("headworks-ring", &["headworks-verbs", "headworks-shm"]),
+    (
+        "headworks-ring",
+        &["headworks-wire", "headworks-verbs", "headworks-shm"],
+    ),
     ("headworks-pacing", &["headworks-verbs", "headworks-shm"]),
-    ("headworks-client", &["headworks-shm", "headworks-verbs"]),
+    (
+        "headworks-client",
+        &["headworks-wire", "headworks-shm", "headworks-verbs"],
+    ),
     (
         "headworks-daemon",
         &[
+            "headworks-wire",
             "headworks-client",
             "headworks-net",
             "headworks-runtime",
@@ -49,7 +63,7 @@ pub const ALLOWED: &[(&str, &[&str])] = &[
     ),
     (
         "headworks-patterns",
-        &["headworks-baselines", "headworks-verbs"],
+        &["headworks-wire", "headworks-baselines", "headworks-verbs"],
     ),
     (
         "headworks-conformance",
@@ -84,6 +98,7 @@ pub const ALLOWED: &[(&str, &[&str])] = &[
         "headworks-workloads",
         &[
             "headworks",
+            "headworks-wire",
             "headworks-baselines",
             "headworks-net",
             "headworks-patterns",
@@ -318,13 +333,9 @@ mod tests {
         assert_eq!(
             said,
             ["headworks-ring must not depend on headworks-softnic; \
-              it may depend on headworks-verbs, headworks-shm"]
+              it may depend on headworks-wire, headworks-verbs, headworks-shm"]
         );
-        let build = check(&workspace(
-            "headworks-verbs",
-            "headworks-shm",
-            Some("build"),
-        ));
+        let build = check(&workspace("headworks-wire", "headworks-shm", Some("build")));
         assert_eq!(build.len(), 1);
         assert!(build[0].to_string().contains("no package of the workspace"));
     }

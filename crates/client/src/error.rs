@@ -1,6 +1,7 @@
 //! Errors of the contract between an application and its daemon.
 
 use headworks_shm::CursorError;
+use headworks_wire::Malformed;
 
 use crate::slabs::Extent;
 
@@ -38,4 +39,10 @@ pub enum ContractError {
     /// A malformed message on the control socket, and what is wrong with it.
     #[error("malformed message: {0}")]
     Message(&'static str),
+}
+
+impl From<Malformed> for ContractError {
+    fn from(Malformed(what): Malformed) -> Self {
+        Self::Message(what)
+    }
 }

@@ -4,6 +4,8 @@ use std::sync::Arc;
 
 use headworks_shm::View;
 
+use headworks_wire::{Decoder, Encoder, Field, Malformed, Output};
+
 use crate::error::ContractError;
 
 /// A range of bytes in a slab. It is valid at both ends, at whatever address each has mapped the slab.
@@ -15,6 +17,21 @@ pub struct Extent {
     pub len: u32,
     /// Offset in the slab, in bytes.
     pub offset: u64,
+}
+
+/// A range is not checked when it is decoded.
+impl Field for Extent {
+    fn encode<O: Output>(&self, to: Encoder<O>) -> Encoder<O> {
+        to.u32(self.slab).u32(self.len).u64(self.offset)
+    }
+
+    fn decode(of: &mut Decoder<'_>) -> Result<Self, Malformed> {
+        Ok(Self {
+            slab: of.u32()?,
+            len: of.u32()?,
+            offset: of.u64()?,
+        })
+    }
 }
 
 impl Extent {

@@ -3,13 +3,11 @@
 
 use std::net::{IpAddr, SocketAddr};
 
+use headworks_wire::{Decoder, Encoder, Malformed};
+
 use crate::error::ContractError;
 use crate::one_sided::Rights;
 use crate::slabs::Extent;
-
-pub mod codec;
-
-use codec::{Decoder, Encoder};
 
 /// Latest version of the contract. A daemon and an application use the older of their latest versions.
 ///
@@ -326,7 +324,7 @@ impl Request {
                 version,
                 oldest,
                 name,
-            } => Encoder::of(1)
+            } => Encoder::message(1)
                 .u16(*version)
                 .u16(*oldest)
                 .bytes(cut(name).as_bytes()),
@@ -334,42 +332,45 @@ impl Request {
                 request,
                 to,
                 is_watched,
-            } => Encoder::of(2)
+            } => Encoder::message(2)
                 .u32(*request)
                 .address(*to)
                 .u8(u8::from(*is_watched)),
-            Self::Watch { request, handle } => Encoder::of(11).u32(*request).u32(*handle),
+            Self::Watch { request, handle } => Encoder::message(11).u32(*request).u32(*handle),
             Self::WatchListener { request, listener } => {
-                Encoder::of(12).u32(*request).u32(*listener)
+                Encoder::message(12).u32(*request).u32(*listener)
             }
-            Self::Arm { listener } => Encoder::of(13).u32(*listener),
+            Self::Arm { listener } => Encoder::message(13).u32(*listener),
             Self::Export {
                 request,
                 handle,
                 extent,
                 rights,
-            } => Encoder::of(14)
+            } => Encoder::message(14)
                 .u32(*request)
                 .u32(*handle)
-                .extent(*extent)
+                .field(extent)
                 .u8(rights.bits()),
             Self::Revoke {
                 request,
                 handle,
                 export_id,
-            } => Encoder::of(15).u32(*request).u32(*handle).u32(*export_id),
+            } => Encoder::message(15)
+                .u32(*request)
+                .u32(*handle)
+                .u32(*export_id),
             Self::Listen {
                 request,
                 port,
                 backlog,
-            } => Encoder::of(3).u32(*request).u16(*port).u32(*backlog),
-            Self::Unlisten { listener } => Encoder::of(4).u32(*listener),
-            Self::Took { listener } => Encoder::of(5).u32(*listener),
-            Self::Close { handle } => Encoder::of(6).u32(*handle),
-            Self::Abort { handle } => Encoder::of(7).u32(*handle),
-            Self::Alloc { request, len } => Encoder::of(8).u32(*request).u32(*len),
-            Self::Free { extent } => Encoder::of(9).extent(*extent),
-            Self::Wake => Encoder::of(10),
+            } => Encoder::message(3).u32(*request).u16(*port).u32(*backlog),
+            Self::Unlisten { listener } => Encoder::message(4).u32(*listener),
+            Self::Took { listener } => Encoder::message(5).u32(*listener),
+            Self::Close { handle } => Encoder::message(6).u32(*handle),
+            Self::Abort { handle } => Encoder::message(7).u32(*handle),
+            Self::Alloc { request, len } => Encoder::message(8).u32(*request).u32(*len),
+            Self::Free { extent } => Encoder::message(9).field(extent),
+            Self::Wake => Encoder::message(10),
         }
         .finish()
     }
@@ -380,12 +381,12 @@ impl Request {
     ///
     /// [`ContractError::Message`]: it is malformed.
     pub fn decode(message: &[u8]) -> Result<Self, ContractError> {
-        let (kind, mut of) = Decoder::of(message)?;
+        let (kind, mut of) = Decoder::message(message)?;
         let request = match kind {
             1 => Self::Attach {
                 version: of.u16()?,
                 oldest: of.u16()?,
-                name: of.text(NAME_MAX)?,
+                name: of.text(NAME_MAX)?.to_owned(),
             },
             2 => Self::Connect {
                 request: of.u32()?,
@@ -406,7 +407,7 @@ impl Request {
             14 => Self::Export {
                 request: of.u32()?,
                 handle: of.u32()?,
-                extent: of.extent()?,
+                extent: of.field()?,
                 rights: Rights::from_bits_truncate(of.u8()?),
             },
             15 => Self::Revoke {
@@ -432,7 +433,7 @@ impl Request {
                 len: of.u32()?,
             },
             9 => Self::Free {
-                extent: of.extent()?,
+                extent: of.field()?,
             },
             10 => Self::Wake,
             _ => return Err(ContractError::Message("unknown kind of request")),
@@ -448,14 +449,14 @@ impl Reply {
         // A connection with a doorbell of its own has a message of its own.
         let end = |kinds: [u8; 2], number: u32, end: &End| {
             let kind = kinds[usize::from(end.doorbell.is_some())];
-            let message = Encoder::of(kind)
+            let message = Encoder::message(kind)
                 .u32(number)
                 .u32(end.handle)
-                .extent(end.block)
+                .field(&end.block)
                 .address(end.local)
                 .address(end.peer);
             match end.doorbell {
-                Some(doorbell) => message.extent(doorbell),
+                Some(doorbell) => message.field(&doorbell),
                 None => message,
             }
         };
@@ -466,27 +467,32 @@ impl Reply {
                 handles,
                 address,
             } => {
-                let message = Encoder::of(1).u16(*version).extent(*doorbell).u32(*handles);
+                let message = Encoder::message(1)
+                    .u16(*version)
+                    .field(doorbell)
+                    .u32(*handles);
                 match address {
                     Some(address) => message.address(SocketAddr::new(*address, 0)),
                     None => message,
                 }
             }
-            Self::Slab { number } => Encoder::of(2).u32(*number),
+            Self::Slab { number } => Encoder::message(2).u32(*number),
             Self::Connected { request, end: of } => end([3, 13], *request, of),
             Self::Listening {
                 request,
                 listener,
                 port,
-            } => Encoder::of(4).u32(*request).u32(*listener).u16(*port),
+            } => Encoder::message(4).u32(*request).u32(*listener).u16(*port),
             Self::Incoming { listener, end: of } => end([5, 14], *listener, of),
-            Self::Allocated { request, extent } => Encoder::of(6).u32(*request).extent(*extent),
-            Self::Refused { request, why } => Encoder::of(7).u32(*request).u8(*why as u8),
-            Self::Over { why } => Encoder::of(8).u8(*why as u8),
-            Self::Rang { handle } => Encoder::of(9).u32(*handle),
-            Self::Watched { request } => Encoder::of(10).u32(*request),
-            Self::Exported { request, export_id } => Encoder::of(11).u32(*request).u32(*export_id),
-            Self::Revoked { request } => Encoder::of(12).u32(*request),
+            Self::Allocated { request, extent } => Encoder::message(6).u32(*request).field(extent),
+            Self::Refused { request, why } => Encoder::message(7).u32(*request).u8(*why as u8),
+            Self::Over { why } => Encoder::message(8).u8(*why as u8),
+            Self::Rang { handle } => Encoder::message(9).u32(*handle),
+            Self::Watched { request } => Encoder::message(10).u32(*request),
+            Self::Exported { request, export_id } => {
+                Encoder::message(11).u32(*request).u32(*export_id)
+            }
+            Self::Revoked { request } => Encoder::message(12).u32(*request),
         }
         .finish()
     }
@@ -497,15 +503,15 @@ impl Reply {
     ///
     /// [`ContractError::Message`]: it is malformed.
     pub fn decode(message: &[u8]) -> Result<Self, ContractError> {
-        let (kind, mut of) = Decoder::of(message)?;
-        let end = |of: &mut Decoder<'_>| -> Result<End, ContractError> {
+        let (kind, mut of) = Decoder::message(message)?;
+        let end = |of: &mut Decoder<'_>| -> Result<End, Malformed> {
             Ok(End {
                 handle: of.u32()?,
-                block: of.extent()?,
+                block: of.field()?,
                 local: of.address()?,
                 peer: of.address()?,
                 doorbell: match kind {
-                    13 | 14 => Some(of.extent()?),
+                    13 | 14 => Some(of.field()?),
                     _ => None,
                 },
             })
@@ -515,7 +521,7 @@ impl Reply {
                 let version = of.u16()?;
                 Self::Attached {
                     version,
-                    doorbell: of.extent()?,
+                    doorbell: of.field()?,
                     handles: of.u32()?,
                     address: match version >= ADDRESS_SINCE {
                         true => Some(of.address_without_port()?),
@@ -539,7 +545,7 @@ impl Reply {
             },
             6 => Self::Allocated {
                 request: of.u32()?,
-                extent: of.extent()?,
+                extent: of.field()?,
             },
             7 => Self::Refused {
                 request: of.u32()?,

@@ -4,8 +4,8 @@
 use std::net::{IpAddr, SocketAddr};
 
 use headworks_client::socket_message::Refusal;
-use headworks_client::socket_message::codec::{Decoder, Encoder};
 use headworks_client::{ContractError, Vqpn};
+use headworks_wire::{Decoder, Encoder, Field, Malformed, Output};
 
 use crate::auth::{Nonce, Proof};
 use crate::frame::Remote;
@@ -165,22 +165,43 @@ pub enum Message {
     },
 }
 
-/// Reads an array of `N` bytes.
-fn exactly<const N: usize>(of: &mut Decoder<'_>) -> Result<[u8; N], ContractError> {
+impl Field for DomainPair {
+    fn encode<O: Output>(&self, to: Encoder<O>) -> Encoder<O> {
+        to.u32(self.from.0).u32(self.to.0)
+    }
+
+    fn decode(of: &mut Decoder<'_>) -> Result<Self, Malformed> {
+        Ok(Self {
+            from: DomainId(of.u32()?),
+            to: DomainId(of.u32()?),
+        })
+    }
+}
+
+impl Field for Offer {
+    fn encode<O: Output>(&self, to: Encoder<O>) -> Encoder<O> {
+        to.u32(self.number.bits()).field(&self.ring)
+    }
+
+    fn decode(of: &mut Decoder<'_>) -> Result<Self, Malformed> {
+        let number = Vqpn::from_bits(of.u32()?);
+        let ring: Remote = of.field()?;
+        match ring.len.is_power_of_two() {
+            true => Ok(Self { number, ring }),
+            false => Err(Malformed("ring length is not a power of two")),
+        }
+    }
+}
+
+/// Reads a nonce or proof of `N` bytes, after its length.
+fn exactly<const N: usize>(of: &mut Decoder<'_>) -> Result<[u8; N], Malformed> {
     let bytes = of.bytes(N)?.try_into();
-    bytes.map_err(|_| ContractError::Message("a nonce or proof has the wrong length"))
+    bytes.map_err(|_| Malformed("a nonce or proof has the wrong length"))
 }
 
 impl Message {
     /// Encodes the message.
     pub fn encode(&self) -> Vec<u8> {
-        let between = |to: Encoder, of: &DomainPair| to.u32(of.from.0).u32(of.to.0);
-        let offer = |to: Encoder, of: &Offer| {
-            to.u32(of.number.bits())
-                .u64(of.ring.addr)
-                .u32(of.ring.rkey)
-                .u32(of.ring.len)
-        };
         match self {
             Self::Hello {
                 version,
@@ -189,36 +210,37 @@ impl Message {
                 life,
                 nonce,
                 proof,
-            } => Encoder::of(1)
+            } => Encoder::message(1)
                 .u16(*version)
                 .u16(*oldest)
                 .address(SocketAddr::new(*address, 0))
                 .u64(*life)
                 .bytes(nonce)
                 .bytes(proof),
-            Self::Challenge { nonce } => Encoder::of(12).bytes(nonce),
-            Self::Prove { proof } => Encoder::of(13).bytes(proof),
-            Self::Goodbye { why } => Encoder::of(10).u8(*why as u8),
-            Self::QpGroupWanted { between: of, known } => between(Encoder::of(2), of).u32(*known),
+            Self::Challenge { nonce } => Encoder::message(12).bytes(nonce),
+            Self::Prove { proof } => Encoder::message(13).bytes(proof),
+            Self::Goodbye { why } => Encoder::message(10).u8(*why as u8),
+            Self::QpGroupWanted { between: of, known } => Encoder::message(2).field(of).u32(*known),
             Self::BringUp {
                 between: of,
                 instance,
                 qp_role,
                 bytes,
-            } => between(Encoder::of(3), of)
+            } => Encoder::message(3)
+                .field(of)
                 .u32(*instance)
                 .u8(*qp_role as u8)
                 .bytes(bytes),
             Self::QpGroupDown {
                 between: of,
                 instance,
-            } => between(Encoder::of(4), of).u32(*instance),
+            } => Encoder::message(4).field(of).u32(*instance),
             Self::Connect {
                 token,
                 domain,
                 from,
                 port,
-            } => Encoder::of(5)
+            } => Encoder::message(5)
                 .u32(*token)
                 .u32(domain.0)
                 .address(*from)
@@ -227,17 +249,22 @@ impl Message {
                 token,
                 domain,
                 offer: of,
-            } => offer(Encoder::of(6).u32(*token).u32(domain.0), of),
-            Self::Refuse { token, why } => Encoder::of(7).u32(*token).u8(*why as u8),
+            } => Encoder::message(6).u32(*token).u32(domain.0).field(of),
+            Self::Refuse { token, why } => Encoder::message(7).u32(*token).u8(*why as u8),
             Self::Confirm {
                 domain,
                 number,
                 offer: of,
-            } => offer(Encoder::of(8).u32(domain.0).u32(number.bits()), of),
-            Self::Cancel { domain, number } => Encoder::of(9).u32(domain.0).u32(number.bits()),
-            Self::Missed { domain, number } => Encoder::of(11).u32(domain.0).u32(number.bits()),
-            Self::Ping => Encoder::of(14),
-            Self::Pong => Encoder::of(15),
+            } => Encoder::message(8)
+                .u32(domain.0)
+                .u32(number.bits())
+                .field(of),
+            Self::Cancel { domain, number } => Encoder::message(9).u32(domain.0).u32(number.bits()),
+            Self::Missed { domain, number } => {
+                Encoder::message(11).u32(domain.0).u32(number.bits())
+            }
+            Self::Ping => Encoder::message(14),
+            Self::Pong => Encoder::message(15),
         }
         .finish()
     }
@@ -248,25 +275,7 @@ impl Message {
     ///
     /// [`ContractError::Message`]: the message is malformed.
     pub fn decode(message: &[u8]) -> Result<Self, ContractError> {
-        let between = |of: &mut Decoder<'_>| -> Result<DomainPair, ContractError> {
-            Ok(DomainPair {
-                from: DomainId(of.u32()?),
-                to: DomainId(of.u32()?),
-            })
-        };
-        let offer = |of: &mut Decoder<'_>| -> Result<Offer, ContractError> {
-            let number = Vqpn::from_bits(of.u32()?);
-            let ring = Remote {
-                addr: of.u64()?,
-                rkey: of.u32()?,
-                len: of.u32()?,
-            };
-            match ring.len.is_power_of_two() {
-                true => Ok(Offer { number, ring }),
-                false => Err(ContractError::Message("ring length is not a power of two")),
-            }
-        };
-        let (kind, mut of) = Decoder::of(message)?;
+        let (kind, mut of) = Decoder::message(message)?;
         let message = match kind {
             1 => Self::Hello {
                 version: of.u16()?,
@@ -283,18 +292,18 @@ impl Message {
                 proof: exactly(&mut of)?,
             },
             2 => Self::QpGroupWanted {
-                between: between(&mut of)?,
+                between: of.field()?,
                 known: of.u32()?,
             },
             3 => Self::BringUp {
-                between: between(&mut of)?,
+                between: of.field()?,
                 instance: of.u32()?,
                 qp_role: QpRole::from_code(of.u8()?)
                     .ok_or(ContractError::Message("unknown queue pair"))?,
                 bytes: of.bytes(BRING_UP_MAX)?.to_vec(),
             },
             4 => Self::QpGroupDown {
-                between: between(&mut of)?,
+                between: of.field()?,
                 instance: of.u32()?,
             },
             5 => Self::Connect {
@@ -306,7 +315,7 @@ impl Message {
             6 => Self::Accept {
                 token: of.u32()?,
                 domain: DomainId(of.u32()?),
-                offer: offer(&mut of)?,
+                offer: of.field()?,
             },
             7 => Self::Refuse {
                 token: of.u32()?,
@@ -315,7 +324,7 @@ impl Message {
             8 => Self::Confirm {
                 domain: DomainId(of.u32()?),
                 number: Vqpn::from_bits(of.u32()?),
-                offer: offer(&mut of)?,
+                offer: of.field()?,
             },
             9 => Self::Cancel {
                 domain: DomainId(of.u32()?),

@@ -14,6 +14,8 @@
 //!
 //! All numbers are little-endian. A reader trusts none of them.
 
+use headworks_wire::{Decoder, Encoder, Field, Malformed, Output};
+
 /// Length of a header in bytes.
 pub const HEADER: usize = 32;
 /// Least buffer length for frames, in bytes. It has room for every frame except data frames.
@@ -112,11 +114,6 @@ pub struct Header {
     pub window: u64,
 }
 
-/// Error: the bytes are not a frame.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("not a frame: {0}")]
-pub struct Malformed(&'static str);
-
 impl Header {
     /// A header of this kind whose other fields are 0.
     pub const fn of(kind: Kind) -> Self {
@@ -132,16 +129,11 @@ impl Header {
     }
 
     /// Encodes the header.
+    #[inline]
     pub fn emit(&self) -> [u8; HEADER] {
-        let mut bytes = [0; HEADER];
-        bytes[0] = self.kind as u8;
-        bytes[1] = self.code;
-        bytes[2] = self.load;
-        bytes[4..8].copy_from_slice(&self.len.to_le_bytes());
-        bytes[8..16].copy_from_slice(&self.promised.to_le_bytes());
-        bytes[16..24].copy_from_slice(&self.at.to_le_bytes());
-        bytes[24..].copy_from_slice(&self.window.to_le_bytes());
-        bytes
+        let to = Encoder::fixed().u8(self.kind as u8).u8(self.code);
+        let to = to.u8(self.load).u8(0).u32(self.len);
+        to.u64(self.promised).u64(self.at).u64(self.window).finish()
     }
 
     /// Decodes the header of a frame of `len` bytes in total.
@@ -149,22 +141,21 @@ impl Header {
     /// # Errors
     ///
     /// [`Malformed`]: the kind is unknown, or the lengths do not match it.
+    #[inline]
     pub fn parse(bytes: &[u8; HEADER], len: usize) -> Result<Self, Malformed> {
         let behind = len.checked_sub(HEADER).ok_or(Malformed("too short"))?;
-        let [kind, code, load, zero, ..] = *bytes;
+        let mut of = Decoder::new(bytes);
+        let kind = of.u8()?;
         let known = Kind::ALL.into_iter().find(|known| *known as u8 == kind);
-        let word = |at: usize| {
-            let word = bytes[at..at + 8].try_into();
-            u64::from_le_bytes(word.expect("eight bytes"))
-        };
+        let (code, load, zero) = (of.u8()?, of.u8()?, of.u8()?);
         let header = Self {
             kind: known.ok_or(Malformed("unknown kind"))?,
             code,
             load,
-            len: (word(0) >> 32) as u32,
-            promised: word(8),
-            at: word(16),
-            window: word(24),
+            len: of.u32()?,
+            promised: of.u64()?,
+            at: of.u64()?,
+            window: of.u64()?,
         };
         let fits = match header.kind {
             Kind::Data => behind == header.len as usize && behind > 0,
@@ -197,26 +188,26 @@ pub struct Atomic {
 impl Atomic {
     /// Encodes the body.
     pub fn emit(&self) -> [u8; ATOMIC] {
-        let words = [self.export_id.into(), self.at, self.operand, self.compare];
-        let mut bytes = [0; ATOMIC];
-        for (to, word) in bytes.chunks_exact_mut(8).zip(words) {
-            to.copy_from_slice(&word.to_le_bytes());
-        }
-        bytes
+        let to = Encoder::fixed().u64(self.export_id.into()).u64(self.at);
+        to.u64(self.operand).u64(self.compare).finish()
     }
 
     /// Decodes the body.
-    pub fn parse(bytes: &[u8; ATOMIC]) -> Self {
-        let [export_id, at, operand, compare] = [0, 8, 16, 24].map(|at| {
-            let word = bytes[at..at + 8].try_into();
-            u64::from_le_bytes(word.expect("eight bytes"))
-        });
-        Self {
-            export_id: export_id as u32,
-            at,
-            operand,
-            compare,
-        }
+    ///
+    /// # Errors
+    ///
+    /// [`Malformed`]: no export has such a number.
+    pub fn parse(bytes: &[u8; ATOMIC]) -> Result<Self, Malformed> {
+        let mut of = Decoder::new(bytes);
+        let export_id = of.u64()?;
+        Ok(Self {
+            export_id: export_id
+                .try_into()
+                .map_err(|_| Malformed("export number"))?,
+            at: of.u64()?,
+            operand: of.u64()?,
+            compare: of.u64()?,
+        })
     }
 }
 
@@ -231,36 +222,43 @@ pub struct Remote {
     pub len: u32,
 }
 
+impl Field for Remote {
+    fn encode<O: Output>(&self, to: Encoder<O>) -> Encoder<O> {
+        to.u64(self.addr).u32(self.rkey).u32(self.len)
+    }
+
+    fn decode(of: &mut Decoder<'_>) -> Result<Self, Malformed> {
+        Ok(Self {
+            addr: of.u64()?,
+            rkey: of.u32()?,
+            len: of.u32()?,
+        })
+    }
+}
+
 impl Remote {
     /// Encodes the body of an offer. The header holds the length.
     pub fn emit_offer(&self) -> [u8; OFFER] {
-        let mut bytes = [0; OFFER];
-        bytes[..8].copy_from_slice(&self.addr.to_le_bytes());
-        bytes[8..12].copy_from_slice(&self.rkey.to_le_bytes());
-        bytes
+        let unsized_ = Self { len: 0, ..*self };
+        Encoder::fixed().field(&unsized_).finish()
     }
 
     /// Decodes the body of an offer of `len` bytes.
-    pub fn parse_offer(bytes: &[u8; OFFER], len: u32) -> Self {
-        let [addr, key] = [0, 8].map(|at| {
-            let word = bytes[at..at + 8].try_into();
-            u64::from_le_bytes(word.expect("eight bytes"))
-        });
-        Self {
-            addr,
-            rkey: key as u32,
-            len,
+    ///
+    /// # Errors
+    ///
+    /// [`Malformed`]: the body holds a length too.
+    pub fn parse_offer(bytes: &[u8; OFFER], len: u32) -> Result<Self, Malformed> {
+        let offered: Self = Decoder::new(bytes).field()?;
+        match offered.len {
+            0 => Ok(Self { len, ..offered }),
+            _ => Err(Malformed("an offer's body holds a length")),
         }
     }
 
     /// Encodes the body of a window frame: a ring in which the stream continues at position `from`.
     pub fn emit_ring(&self, from: u64) -> [u8; RING] {
-        let mut bytes = [0; RING];
-        bytes[..8].copy_from_slice(&self.addr.to_le_bytes());
-        bytes[8..12].copy_from_slice(&self.rkey.to_le_bytes());
-        bytes[12..16].copy_from_slice(&self.len.to_le_bytes());
-        bytes[16..].copy_from_slice(&from.to_le_bytes());
-        bytes
+        Encoder::fixed().field(self).u64(from).finish()
     }
 
     /// Decodes a ring, and the position from which it holds the stream.
@@ -269,15 +267,12 @@ impl Remote {
     ///
     /// [`Malformed`]: the length is not a power of two.
     pub fn parse_ring(bytes: &[u8; RING]) -> Result<(Self, u64), Malformed> {
-        let [addr, shape, from] = [0, 8, 16].map(|at| {
-            let word = bytes[at..at + 8].try_into();
-            u64::from_le_bytes(word.expect("eight bytes"))
-        });
-        let (rkey, len) = (shape as u32, (shape >> 32) as u32);
-        if !len.is_power_of_two() {
-            return Err(Malformed("ring length is not a power of two"));
+        let mut of = Decoder::new(bytes);
+        let (ring, from) = (of.field::<Self>()?, of.u64()?);
+        match ring.len.is_power_of_two() {
+            true => Ok((ring, from)),
+            false => Err(Malformed("ring length is not a power of two")),
         }
-        Ok((Self { addr, rkey, len }, from))
     }
 }
 
@@ -310,7 +305,7 @@ mod tests {
         #[test]
         fn memory_reads_as_it_is_written(addr: u64, rkey: u32, log in 0u32..32, len: u32, from: u64) {
             let remote = Remote { addr, rkey, len };
-            prop_assert_eq!(Remote::parse_offer(&remote.emit_offer(), len), remote);
+            prop_assert_eq!(Remote::parse_offer(&remote.emit_offer(), len), Ok(remote));
             let ring = Remote { len: 1 << log, ..remote };
             prop_assert_eq!(Remote::parse_ring(&ring.emit_ring(from)), Ok((ring, from)));
         }

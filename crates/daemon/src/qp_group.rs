@@ -7,6 +7,7 @@ use headworks_client::{Extent, Vqpn};
 use headworks_ring::group::drr::DeficitRoundRobin;
 use headworks_shm::View;
 use headworks_verbs::{BringUp, BringUpError, DeviceInfo, PostError, Qpn, RemoteAddr};
+use headworks_wire::{Decoder, Encoder};
 
 use crate::credit::{Credit, FLOOR_MIN, PROMISED_MAX};
 use crate::frame::{FRAME_MAX, FRAME_MIN, HEADER, Header, Kind, Remote};
@@ -143,10 +144,11 @@ impl QpGroup {
     ) -> Result<(), BringUpError> {
         for qp_role in [QpRole::Frames, QpRole::Bulk] {
             let payload = match qp_role {
-                QpRole::Frames => {
-                    let words = [VERSION, promised, frame_bytes].map(u32::to_le_bytes);
-                    words.concat()
-                }
+                QpRole::Frames => Encoder::new()
+                    .u32(VERSION)
+                    .u32(promised)
+                    .u32(frame_bytes)
+                    .finish(),
                 QpRole::Bulk => Vec::new(),
             };
             let tuning = headworks_verbs::bringup::ConnectionParams {
@@ -203,15 +205,12 @@ impl QpGroup {
         {
             self.reads_max = u32::from(hello.max_rd_atomic.max(1));
             if qp_role == QpRole::Frames {
-                let word = |at: usize| {
-                    let word = hello.payload.get(4 * at..4 * at + 4);
-                    word.and_then(|word| Some(u32::from_le_bytes(word.try_into().ok()?)))
-                };
-                let (Some(VERSION), Some(promised), Some(frame_bytes)) =
-                    (word(0), word(1), word(2))
-                else {
+                let mut of = Decoder::new(&hello.payload);
+                if of.u32() != Ok(VERSION) {
                     return Err(BringUpError::Malformed("version of frames"));
-                };
+                }
+                let (promised, frame_bytes) = (of.u32()?, of.u32()?);
+                of.end()?;
                 if promised < FLOOR_MIN || u64::from(promised) > PROMISED_MAX {
                     return Err(BringUpError::Malformed("receives promised"));
                 }

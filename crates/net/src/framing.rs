@@ -1,6 +1,8 @@
 //! Messages on a byte stream: a 32-bit little-endian length and that many bytes. A length that is too large
 //! is refused before any memory is allocated for it.
 
+use headworks_wire::Malformed;
+
 /// The bytes of a stream are no messages that this end accepts.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -16,6 +18,12 @@ pub enum FrameError {
     /// The content is no message of the protocol.
     #[error("malformed message: {0}")]
     Malformed(&'static str),
+}
+
+impl From<Malformed> for FrameError {
+    fn from(Malformed(what): Malformed) -> Self {
+        Self::Malformed(what)
+    }
 }
 
 /// Length of the header in front of each message.

@@ -3,6 +3,7 @@
 
 use headworks_verbs::bringup::ConnectionParams;
 use headworks_verbs::{BringUp, RemoteAddr};
+use headworks_wire::{Decoder, Encoder, Malformed};
 
 use crate::error::PatternError;
 use crate::ports::Ports;
@@ -21,27 +22,18 @@ pub struct Area {
 }
 
 impl Area {
-    /// Encodes the area: addresses and keys, little-endian.
+    /// Encodes the area: addresses and keys.
     fn to_bytes(self) -> Vec<u8> {
-        let half = |at: RemoteAddr| [&at.addr.to_le_bytes()[..], &at.rkey.to_le_bytes()].concat();
-        [half(self.messages), half(self.flags)].concat()
+        let to = Encoder::new().field(&self.messages);
+        to.field(&self.flags).finish()
     }
 
     /// Decodes an area.
-    fn from_bytes(bytes: &[u8]) -> Option<Self> {
-        let bytes: &[u8; AREA_BYTES] = bytes.try_into().ok()?;
-        let half = |bytes: &[u8]| {
-            let (addr, rkey) = bytes.split_at(8);
-            Some(RemoteAddr {
-                addr: u64::from_le_bytes(addr.try_into().ok()?),
-                rkey: u32::from_le_bytes(rkey.try_into().ok()?),
-            })
-        };
-        let (messages, flags) = bytes.split_at(AREA_BYTES / 2);
-        Some(Self {
-            messages: half(messages)?,
-            flags: half(flags)?,
-        })
+    fn from_bytes(bytes: &[u8]) -> Result<Self, Malformed> {
+        let mut of = Decoder::new(bytes);
+        let (messages, flags) = (of.field()?, of.field()?);
+        of.end()?;
+        Ok(Self { messages, flags })
     }
 }
 
@@ -114,7 +106,7 @@ impl PeerBringUps {
     pub fn finish(self, ports: &mut Ports) -> Result<(), PatternError> {
         for (peer, up) in self.ups.iter().enumerate() {
             let payload = up.peer().map_or(&[][..], |hello| &hello.payload);
-            let area = Area::from_bytes(payload).ok_or(PatternError::Protocol {
+            let area = Area::from_bytes(payload).map_err(|_| PatternError::Protocol {
                 what: "the number of bytes of an area",
                 value: payload.len() as u64,
                 most: AREA_BYTES as u64,
@@ -160,9 +152,9 @@ mod tests {
             messages: at(1 << 40, 7),
             flags: at(u64::MAX, u32::MAX),
         };
-        assert_eq!(Area::from_bytes(&area.to_bytes()), Some(area));
+        assert_eq!(Area::from_bytes(&area.to_bytes()), Ok(area));
         for len in [0, AREA_BYTES - 1, AREA_BYTES + 1] {
-            assert_eq!(Area::from_bytes(&vec![0; len]), None);
+            Area::from_bytes(&vec![0; len]).unwrap_err();
         }
     }
 }

@@ -21,6 +21,7 @@ use headworks_verbs::{
     ModifyError, ProtectionDomain, QpAttr, QpCaps, QpInit, QpState, QpType, QueuePair, Region,
     ResourceError,
 };
+use headworks_wire::Malformed;
 
 use crate::config::{CheckedConfig, ConfigError, Framing, Mode, RingConfig};
 use crate::endpoint::{Endpoint, RingEndpoint, Target};
@@ -108,6 +109,12 @@ pub enum SetupError {
     /// The other end's greeting is malformed.
     #[error("the other end's greeting is malformed: {0}")]
     Greeting(&'static str),
+}
+
+impl From<Malformed> for SetupError {
+    fn from(Malformed(what): Malformed) -> Self {
+        Self::Greeting(what)
+    }
 }
 
 /// Makes a queue pair and prepares it for bring-up. Its sends complete in the first queue, its receives in

@@ -14,6 +14,8 @@
 
 use std::fmt::{self, Write};
 
+use headworks_wire::{Decoder, Encoder};
+
 use crate::address::{Gid, Lid, Mtu, Psn, Qpn};
 use crate::device::DeviceInfo;
 use crate::error::ModifyError;
@@ -95,6 +97,9 @@ pub enum BringUpError {
         /// The prefix of the other end's subnet.
         theirs: u64,
     },
+    /// The payload of the layer above cannot be read.
+    #[error("the other end's greeting is malformed: {0}")]
+    Payload(#[from] headworks_wire::Malformed),
     /// The payload of the layer above is too long.
     #[error("connection payload of {0} bytes: at most {PAYLOAD_MAX}")]
     PayloadTooLong(usize),
@@ -233,20 +238,12 @@ pub struct Hello {
 
 impl Hello {
     fn emit(&self) -> Vec<u8> {
-        let mut bytes = Vec::with_capacity(HEADER + self.payload.len());
-        bytes.extend_from_slice(&MAGIC);
-        bytes.extend_from_slice(&VERSION.to_le_bytes());
-        bytes.extend_from_slice(&(self.payload.len() as u16).to_le_bytes());
-        bytes.extend_from_slice(&self.gid.0);
-        bytes.extend_from_slice(&self.qpn.raw().to_le_bytes());
-        bytes.extend_from_slice(&self.psn.raw().to_le_bytes());
-        bytes.push(self.mtu.code());
-        bytes.push(self.max_rd_atomic);
-        bytes.extend_from_slice(&self.lid.map_or(0, Lid::raw).to_le_bytes());
-        bytes.extend_from_slice(&self.kind.0);
-        bytes.extend_from_slice(&self.network.to_le_bytes());
-        bytes.extend_from_slice(&self.payload);
-        bytes
+        let to = Encoder::new().raw(&MAGIC).u16(VERSION);
+        let to = to.u16(self.payload.len() as u16).raw(&self.gid.0);
+        let to = to.u32(self.qpn.raw()).u32(self.psn.raw());
+        let to = to.u8(self.mtu.code()).u8(self.max_rd_atomic);
+        let to = to.u16(self.lid.map_or(0, Lid::raw)).raw(&self.kind.0);
+        to.u64(self.network).raw(&self.payload).finish()
     }
 
     /// Parses a hello at the front of `bytes` and returns it with its length; `None` while bytes are missing.
@@ -255,55 +252,47 @@ impl Hello {
         if bytes[..seen] != MAGIC[..seen] {
             return Err(BringUpError::NotHeadworks);
         }
-        let Some((header, rest)) = bytes.split_first_chunk::<HEADER>() else {
-            // The version is checked as soon as it has arrived: another version may have a longer header.
-            if let Some(&[a, b]) = bytes.get(4..6)
-                && u16::from_le_bytes([a, b]) != VERSION
-            {
-                return Err(BringUpError::VersionMismatch {
-                    found: u16::from_le_bytes([a, b]),
-                });
-            }
-            return Ok(None);
-        };
-        let u16_at = |at: usize| u16::from_le_bytes([header[at], header[at + 1]]);
-        let u32_at = |at: usize| {
-            u32::from_le_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]])
-        };
-        if u16_at(4) != VERSION {
-            return Err(BringUpError::VersionMismatch { found: u16_at(4) });
+        let mut of = Decoder::new(&bytes[seen..]);
+        // The version is checked as soon as it has arrived: another version may have a longer header.
+        match of.u16() {
+            Ok(VERSION) => {}
+            Ok(found) => return Err(BringUpError::VersionMismatch { found }),
+            Err(_) => return Ok(None),
         }
-        let payload_len = usize::from(u16_at(6));
+        if bytes.len() < HEADER {
+            return Ok(None);
+        }
+        let payload_len = usize::from(of.u16()?);
         if payload_len > PAYLOAD_MAX {
             return Err(BringUpError::Malformed("payload length"));
         }
-        let mut gid = Gid::default();
-        gid.0.copy_from_slice(&header[8..24]);
-        let qpn = Qpn::new(u32_at(24)).ok_or(BringUpError::Malformed("queue pair number"))?;
-        if u32_at(28) > Qpn::MAX {
+        let gid = Gid(of.array()?);
+        let qpn = Qpn::new(of.u32()?).ok_or(BringUpError::Malformed("queue pair number"))?;
+        let psn = of.u32()?;
+        if psn > Qpn::MAX {
             return Err(BringUpError::Malformed("packet sequence number"));
         }
-        let mtu = Mtu::from_code(header[32]).ok_or(BringUpError::Malformed("MTU"))?;
-        let lid = match u16_at(34) {
+        let mtu = Mtu::from_code(of.u8()?).ok_or(BringUpError::Malformed("MTU"))?;
+        let max_rd_atomic = of.u8()?;
+        let lid = match of.u16()? {
             0 => None,
             raw => Some(Lid::new(raw).ok_or(BringUpError::Malformed("LID"))?),
         };
-        let (mut kind, mut network) = ([0; KIND_BYTES], [0; 8]);
-        kind.copy_from_slice(&header[36..36 + KIND_BYTES]);
-        network.copy_from_slice(&header[36 + KIND_BYTES..]);
-        let kind = ProviderKind::parse(kind).ok_or(BringUpError::Malformed("kind of device"))?;
-        let Some(payload) = rest.get(..payload_len) else {
+        let kind = ProviderKind::parse(of.array()?);
+        let kind = kind.ok_or(BringUpError::Malformed("kind of device"))?;
+        let network = of.u64()?;
+        let Ok(payload) = of.raw(payload_len) else {
             return Ok(None);
         };
         let hello = Self {
             kind,
-            network: u64::from_le_bytes(network),
+            network,
             gid,
             lid,
             qpn,
-            psn: Psn::truncated(u32_at(28)),
+            psn: Psn::truncated(psn),
             mtu,
-            max_rd_atomic: header[33],
+            max_rd_atomic,
             payload: payload.to_vec(),
         };
         Ok(Some((hello, HEADER + payload_len)))

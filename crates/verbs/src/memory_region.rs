@@ -5,6 +5,8 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
+use headworks_wire::{Decoder, Encoder, Field, Malformed, Output};
+
 use crate::error::ResourceError;
 
 bitflags::bitflags! {
@@ -312,6 +314,19 @@ pub struct RemoteAddr {
     pub addr: u64,
     /// Remote key of the region that holds it.
     pub rkey: u32,
+}
+
+impl Field for RemoteAddr {
+    fn encode<O: Output>(&self, to: Encoder<O>) -> Encoder<O> {
+        to.u64(self.addr).u32(self.rkey)
+    }
+
+    fn decode(of: &mut Decoder<'_>) -> Result<Self, Malformed> {
+        Ok(Self {
+            addr: of.u64()?,
+            rkey: of.u32()?,
+        })
+    }
 }
 
 impl RemoteAddr {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use headworks::ring::Unconnected;
 use headworks::verbs::{BringUp, Device};
 use headworks_runtime::ActorContext;
+use headworks_wire::{Decoder, Encoder};
 
 use crate::actor_pair::PairMail;
 use crate::connecting_actor::Connect;
@@ -43,13 +44,10 @@ impl<S: Unconnected, F> MailBringUp<S, F> {
         })
     }
 
-    fn on_mail(&mut self, mut mail: &[u8]) -> Result<()> {
+    fn on_mail(&mut self, mail: &[u8]) -> Result<()> {
+        let mut of = Decoder::new(mail);
         for (end, up) in &mut self.ends {
-            let short = || failed("a mail is too short");
-            let (len, rest) = mail.split_first_chunk::<4>().ok_or_else(short)?;
-            let len = u32::from_le_bytes(*len) as usize;
-            let (bytes, rest) = rest.split_at_checked(len).ok_or_else(short)?;
-            mail = rest;
+            let bytes = of.bytes(usize::from(u16::MAX)).map_err(failed)?;
             if up.input(end.queue_pair(), bytes).map_err(failed)? != bytes.len() {
                 return Err(failed("a mail is too long"));
             }
@@ -68,16 +66,15 @@ where
 
     fn step(&mut self, cx: &mut ActorContext<'_>) -> Result<Option<A>> {
         loop {
-            let mut mail = Vec::new();
+            let mut mail = Encoder::new();
             let mut is_silent = true;
             for (_, up) in &mut self.ends {
                 let bytes = up.output();
                 is_silent &= bytes.is_empty();
-                mail.extend((bytes.len() as u32).to_le_bytes());
-                mail.extend(bytes);
+                mail = mail.bytes(&bytes);
             }
             if !is_silent {
-                cx.send_mail(&mail)?;
+                cx.send_mail(&mail.finish())?;
             }
             // Once all are connected, no more mail is read: it is meant for the workload.
             if self.ends.iter().all(|(_, up)| up.is_connected()) {

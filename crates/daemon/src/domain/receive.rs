@@ -195,9 +195,10 @@ impl ConnectionContext<'_> {
             _ => {
                 let mut bytes = [0; OFFER];
                 let from = body.0.read(body.1, &mut bytes);
-                let from = from.map(|()| Remote::parse_offer(&bytes, len));
+                let from = from.ok();
+                let from = from.and_then(|()| Remote::parse_offer(&bytes, len).ok());
                 let to = connection.ingress.fetch(position, len);
-                let (Ok(from), Ok(to), Some(group)) = (from, to, &mut self.group) else {
+                let (Some(from), Ok(to), Some(group)) = (from, to, &mut self.group) else {
                     return false;
                 };
                 group.entry.group.fetches.push_back(Fetch {
@@ -234,9 +235,9 @@ impl ConnectionContext<'_> {
     /// Handles an export of the peer. Returns whether it is legal.
     fn export(&mut self, header: Header, body: (&View, usize)) -> bool {
         let mut bytes = [0; OFFER];
-        let memory = body.0.read(body.1, &mut bytes);
-        let memory = memory.map(|()| Remote::parse_offer(&bytes, header.len));
-        let (Ok(memory), Ok(export_id)) = (memory, u32::try_from(header.at)) else {
+        let memory = body.0.read(body.1, &mut bytes).ok();
+        let memory = memory.and_then(|()| Remote::parse_offer(&bytes, header.len).ok());
+        let (Some(memory), Ok(export_id)) = (memory, u32::try_from(header.at)) else {
             return false;
         };
         let rights = Rights::from_bits_truncate(header.code);
@@ -259,9 +260,10 @@ impl ConnectionContext<'_> {
     fn atomic(&mut self, header: Header, body: (&View, usize)) -> bool {
         let connection = &mut *self.connection;
         let mut bytes = [0; ATOMIC];
-        let read = body.0.read(body.1, &mut bytes);
+        let asked = body.0.read(body.1, &mut bytes).ok();
+        let asked = asked.and_then(|()| Atomic::parse(&bytes).ok());
         let op = Op::from_code(header.code).filter(|op| op.is_atomic());
-        let (Some(op), Ok(())) = (op, read) else {
+        let (Some(op), Some(asked)) = (op, asked) else {
             return false;
         };
         if connection.answers.len() >= ANSWERS_MAX {
@@ -272,7 +274,7 @@ impl ConnectionContext<'_> {
             at,
             operand,
             compare,
-        } = Atomic::parse(&bytes);
+        } = asked;
         let word = connection.exports.word(export_id, at);
         let word = word.and_then(|extent| {
             let slab = self.session.memory.slab(extent.slab);

@@ -1,6 +1,7 @@
 //! The greeting of one end of a ring to the other, and its encoding.
 
 use headworks_verbs::RemoteAddr;
+use headworks_wire::{Decoder, Encoder};
 
 use super::{SetupError, VERSION};
 use crate::config::{Framing, Mode};
@@ -32,83 +33,60 @@ pub(crate) struct Greeting {
     pub(crate) cursor_start: u64,
 }
 
-const GREETING: usize = 2 + 4 + 1 + 8 + 8 + 8 + 8 + 4 + 8 + 4 + 8;
-
 impl Greeting {
     pub(crate) fn emit(&self) -> Vec<u8> {
         let (framing, len) = match self.framing {
             Framing::Fixed(len) => (0, len),
             Framing::Variable(len) => (1, len),
         };
-        let mut bytes = Vec::with_capacity(GREETING);
-        bytes.extend_from_slice(&VERSION.to_le_bytes());
-        bytes.extend_from_slice(&[
-            self.role as u8,
-            self.mode as u8,
-            self.can_poll.into(),
-            self.in_order.into(),
-            framing,
-        ]);
-        for word in [self.slots, self.slot_size, len as u64, self.memory.addr] {
-            bytes.extend_from_slice(&word.to_le_bytes());
-        }
-        bytes.extend_from_slice(&self.memory.rkey.to_le_bytes());
-        bytes.extend_from_slice(&self.cursor.addr.to_le_bytes());
-        bytes.extend_from_slice(&self.cursor.rkey.to_le_bytes());
-        bytes.extend_from_slice(&self.cursor_start.to_le_bytes());
-        bytes
+        let to = Encoder::new().u16(VERSION);
+        let to = to.u8(self.role as u8).u8(self.mode as u8);
+        let to = to.u8(self.can_poll.into()).u8(self.in_order.into());
+        let to = to.u8(framing).u64(self.slots).u64(self.slot_size);
+        let to = to.u64(len as u64).field(&self.memory);
+        to.field(&self.cursor).u64(self.cursor_start).finish()
     }
 
     pub(crate) fn parse(bytes: &[u8]) -> Result<Self, SetupError> {
-        if let Some(&[a, b]) = bytes.get(..2)
-            && u16::from_le_bytes([a, b]) != VERSION
-        {
-            return Err(SetupError::Version {
-                found: u16::from_le_bytes([a, b]),
-            });
+        let wrong = SetupError::Greeting;
+        let mut of = Decoder::new(bytes);
+        match of.u16()? {
+            VERSION => {}
+            found => return Err(SetupError::Version { found }),
         }
-        let bytes: &[u8; GREETING] = bytes
-            .try_into()
-            .map_err(|_| SetupError::Greeting("its length"))?;
-        let word = |at: usize| {
-            let mut word = [0; 8];
-            word.copy_from_slice(&bytes[at..at + 8]);
-            u64::from_le_bytes(word)
-        };
-        let len = usize::try_from(word(23)).map_err(|_| SetupError::Greeting("framing"))?;
-        let role = match bytes[2] {
+        let role = match of.u8()? {
             1 => EndRole::Sender,
             2 => EndRole::Receiver,
-            _ => return Err(SetupError::Greeting("role")),
+            _ => return Err(wrong("role")),
         };
-        let mode = match bytes[3] {
+        let mode = match of.u8()? {
             0 => Mode::Poll,
             1 => Mode::Latency,
             2 => Mode::Notify,
-            _ => return Err(SetupError::Greeting("mode")),
+            _ => return Err(wrong("mode")),
         };
-        let framing = match bytes[6] {
-            0 => Framing::Fixed(len),
-            1 => Framing::Variable(len),
-            _ => return Err(SetupError::Greeting("framing")),
+        let (can_poll, in_order) = (of.u8()? != 0, of.u8()? != 0);
+        let framing = match of.u8()? {
+            0 => Framing::Fixed,
+            1 => Framing::Variable,
+            _ => return Err(wrong("framing")),
         };
-        let remote = |at: usize| RemoteAddr {
-            addr: word(at),
-            // The rkey is the four bytes after the address.
-            rkey: (word(at + 4) >> 32) as u32,
-        };
-        Ok(Self {
+        let (slots, slot_size) = (of.u64()?, of.u64()?);
+        let len = usize::try_from(of.u64()?).map_err(|_| wrong("framing"))?;
+        let greeting = Self {
             role,
             mode,
-            can_poll: bytes[4] != 0,
-            in_order: bytes[5] != 0,
-            slots: word(7),
-            slot_size: word(15),
-            framing,
-            memory: remote(31),
-            cursor: remote(43),
-            cursor_start: word(55),
-        })
+            can_poll,
+            in_order,
+            slots,
+            slot_size,
+            framing: framing(len),
+            memory: of.field()?,
+            cursor: of.field()?,
+            cursor_start: of.u64()?,
+        };
+        of.end()?;
+        Ok(greeting)
     }
 }
 
@@ -125,7 +103,7 @@ mod tests {
             if versioned.len() >= 2 {
                 versioned[..2].copy_from_slice(&VERSION.to_le_bytes());
             }
-            versioned.resize(GREETING, 0);
+            versioned.resize(63, 0);
             if let Ok(greeting) = Greeting::parse(&versioned) {
                 let again = Greeting::parse(&greeting.emit()).unwrap();
                 prop_assert_eq!(again, greeting);

@@ -2,6 +2,7 @@
 //! hostile: everything is bounded, and illegal bytes yield a [`FrameError`].
 
 use headworks_verbs::DeviceName;
+use headworks_wire::{Decoder, Encoder, Malformed};
 
 use crate::actor::{MAIL_MAX, Mail};
 use crate::scenario::{ACTORS_MAX, ActorSpec, is_valid_name};
@@ -42,22 +43,19 @@ impl ToChild {
     pub(crate) fn encode(&self, out: &mut Vec<u8>) -> Result<(), FrameError> {
         match self {
             Self::Start { spec, roles } => {
-                let mut head = vec![b'S'];
-                put_short(&mut head, spec.role.as_bytes())?;
-                put_short(&mut head, spec.actor.as_bytes())?;
                 let device = spec.device.as_ref().map(DeviceName::to_string);
-                put_short(&mut head, device.unwrap_or_default().as_bytes())?;
+                let device = device.unwrap_or_default();
+                let head = short(Encoder::message(b'S'), &spec.role)?;
+                let head = short(short(head, &spec.actor)?, &device)?;
                 let cpu = spec.cpu.map_or(u64::MAX, |cpu| cpu as u64);
-                head.extend_from_slice(&cpu.to_le_bytes());
-                head.extend_from_slice(&(roles.len() as u16).to_le_bytes());
-                for role in roles {
-                    put_short(&mut head, role.as_bytes())?;
-                }
-                encode_frame(out, &[&head, &spec.args], MESSAGE_MAX)
+                let head = head.u64(cpu).u16(roles.len() as u16);
+                let head = roles
+                    .iter()
+                    .try_fold(head, |head, role| short(head, role))?;
+                encode_frame(out, &[&head.finish(), &spec.args], MESSAGE_MAX)
             }
             Self::Mail(mail) => {
-                let mut head = vec![b'M'];
-                put_short(&mut head, mail.from.as_bytes())?;
+                let head = short(Encoder::message(b'M'), &mail.from)?.finish();
                 encode_frame(out, &[&head, &mail.bytes], MESSAGE_MAX)
             }
             Self::Interrupt => encode_frame(out, &[b"I"], MESSAGE_MAX),
@@ -66,33 +64,35 @@ impl ToChild {
     }
 
     pub(crate) fn parse(message: &[u8]) -> Result<Self, FrameError> {
-        let mut rest = Reader(message);
-        match rest.byte()? {
+        let (kind, mut of) = Decoder::message(message)?;
+        match kind {
             b'S' => {
-                let (role, actor) = (rest.name()?, rest.name()?);
-                let device = match rest.text()? {
+                let (role, actor) = (name(&mut of)?, name(&mut of)?);
+                let device = match text(&mut of)? {
                     "" => None,
                     text => Some(text.parse().map_err(|_| FrameError::Malformed("device"))?),
                 };
-                let cpu = u64::from_le_bytes(rest.array()?);
-                let count = usize::from(u16::from_le_bytes(rest.array()?));
+                let cpu = of.u64()?;
+                let count = usize::from(of.u16()?);
                 if count > ACTORS_MAX {
                     return Err(FrameError::Malformed("number of roles"));
                 }
-                let roles = (0..count).map(|_| rest.name()).collect::<Result<_, _>>()?;
+                let roles = (0..count)
+                    .map(|_| name(&mut of))
+                    .collect::<Result<_, _>>()?;
                 let cpu = usize::try_from(cpu).ok().filter(|&cpu| cpu != usize::MAX);
                 let spec = ActorSpec {
                     role,
                     actor,
                     device,
                     cpu,
-                    args: rest.rest().to_vec(),
+                    args: of.rest().to_vec(),
                 };
                 Ok(Self::Start { spec, roles })
             }
             b'M' => Ok(Self::Mail(Mail {
-                from: rest.name()?,
-                bytes: rest.rest().to_vec(),
+                from: name(&mut of)?,
+                bytes: of.rest().to_vec(),
             })),
             b'I' => Ok(Self::Interrupt),
             b'C' => Ok(Self::Cancel),
@@ -119,16 +119,15 @@ impl FromChild {
     }
 
     pub(crate) fn parse(message: &[u8]) -> Result<Self, FrameError> {
-        let mut rest = Reader(message);
-        let kind = rest.byte()?;
+        let (kind, mut of) = Decoder::message(message)?;
         let message = match kind {
             b'M' => Self::Mail {
-                to: rest.name()?,
-                bytes: rest.rest().to_vec(),
+                to: name(&mut of)?,
+                bytes: of.rest().to_vec(),
             },
-            b'R' => Self::Report(rest.rest().to_vec()),
+            b'R' => Self::Report(of.rest().to_vec()),
             b'D' => Self::Ended(None),
-            b'F' => Self::Ended(Some(String::from_utf8_lossy(rest.rest()).into_owned())),
+            b'F' => Self::Ended(Some(String::from_utf8_lossy(of.rest()).into_owned())),
             _ => return Err(FrameError::Malformed("kind")),
         };
         match &message {
@@ -145,8 +144,7 @@ impl FromChild {
 
 /// Encodes [`FromChild::Mail`] without a copy of the bytes.
 pub(crate) fn mail_to(out: &mut Vec<u8>, to: &str, bytes: &[u8]) -> Result<(), FrameError> {
-    let mut head = vec![b'M'];
-    put_short(&mut head, to.as_bytes())?;
+    let head = short(Encoder::message(b'M'), to)?.finish();
     encode_frame(out, &[&head, bytes], MESSAGE_MAX)
 }
 
@@ -155,55 +153,25 @@ pub(crate) fn report(out: &mut Vec<u8>, bytes: &[u8]) -> Result<(), FrameError> 
     encode_frame(out, &[b"R", bytes], MESSAGE_MAX)
 }
 
-fn put_short(out: &mut Vec<u8>, bytes: &[u8]) -> Result<(), FrameError> {
-    let too_long = FrameError::TooLong {
-        len: bytes.len(),
-        max: u16::MAX.into(),
-    };
-    let len = u16::try_from(bytes.len()).map_err(|_| too_long)?;
-    out.extend_from_slice(&len.to_le_bytes());
-    out.extend_from_slice(bytes);
-    Ok(())
+/// Appends a text, which must not be too long for its length's field.
+fn short(to: Encoder, text: &str) -> Result<Encoder, FrameError> {
+    let (len, max) = (text.len(), usize::from(u16::MAX));
+    match len <= max {
+        true => Ok(to.bytes(text.as_bytes())),
+        false => Err(FrameError::TooLong { len, max }),
+    }
 }
 
-/// Takes fields from the front of a message.
-struct Reader<'a>(&'a [u8]);
+/// Reads a text.
+fn text<'m>(of: &mut Decoder<'m>) -> Result<&'m str, Malformed> {
+    of.text(usize::from(u16::MAX))
+}
 
-impl<'a> Reader<'a> {
-    fn array<const N: usize>(&mut self) -> Result<[u8; N], FrameError> {
-        let (head, rest) = self
-            .0
-            .split_first_chunk()
-            .ok_or(FrameError::Malformed("length"))?;
-        self.0 = rest;
-        Ok(*head)
-    }
-
-    fn byte(&mut self) -> Result<u8, FrameError> {
-        self.array().map(|[byte]| byte)
-    }
-
-    fn text(&mut self) -> Result<&'a str, FrameError> {
-        let len = usize::from(u16::from_le_bytes(self.array()?));
-        let (head, rest) = self
-            .0
-            .split_at_checked(len)
-            .ok_or(FrameError::Malformed("length"))?;
-        self.0 = rest;
-        std::str::from_utf8(head).map_err(|_| FrameError::Malformed("text"))
-    }
-
-    fn name(&mut self) -> Result<String, FrameError> {
-        let name = self.text()?;
-        if is_valid_name(name) {
-            Ok(name.to_owned())
-        } else {
-            Err(FrameError::Malformed("name"))
-        }
-    }
-
-    fn rest(&mut self) -> &'a [u8] {
-        std::mem::take(&mut self.0)
+/// Reads a name.
+fn name(of: &mut Decoder<'_>) -> Result<String, FrameError> {
+    match text(of)? {
+        name if is_valid_name(name) => Ok(name.to_owned()),
+        _ => Err(FrameError::Malformed("name")),
     }
 }
 

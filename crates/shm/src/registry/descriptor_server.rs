@@ -10,6 +10,7 @@ use std::os::unix::net::UnixListener;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
+use headworks_wire::{Decoder, Encoder, Malformed};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
 use rustix::net::{SocketFlags, accept_with};
@@ -48,7 +49,7 @@ pub trait DescriptorSource: Send + Sync {
 pub(super) const REQUEST_BYTES: usize = 24;
 /// Bytes of a reply: its status, and how many descriptors come with it.
 pub(super) const REPLY_BYTES: usize = 8;
-const MAGIC: u32 = u32::from_le_bytes(*b"HWd1");
+const MAGIC: &[u8; 4] = b"HWd1";
 /// Object that stands for the process itself: its only descriptor is its pidfd.
 const PROCESS: u64 = 0;
 
@@ -70,17 +71,17 @@ impl ReplyStatus {
             Self::Gone => (-1, 0),
             Self::Failed(errno) => (errno.max(1), 0),
         };
-        let mut bytes = [0; REPLY_BYTES];
-        bytes[..4].copy_from_slice(&word.to_le_bytes());
-        bytes[4..].copy_from_slice(&count.to_le_bytes());
-        bytes
+        Encoder::fixed()
+            .u32(word.cast_unsigned())
+            .u32(count)
+            .finish()
     }
 
     pub(super) fn decode(bytes: [u8; REPLY_BYTES]) -> Self {
-        let [a, b, c, d, count @ ..] = bytes;
-        match i32::from_le_bytes([a, b, c, d]) {
-            0 => Self::Here(u32::from_le_bytes(count)),
-            errno @ 1.. => Self::Failed(errno),
+        let mut of = Decoder::new(&bytes);
+        match (of.u32().map(u32::cast_signed), of.u32()) {
+            (Ok(0), Ok(count)) => Self::Here(count),
+            (Ok(errno @ 1..), _) => Self::Failed(errno),
             _ => Self::Gone,
         }
     }
@@ -101,33 +102,30 @@ impl Request {
             Self::Process => (PROCESS, DescriptorRequest::default()),
             Self::Object(object, request) => (object, request),
         };
-        let mut bytes = [0; REQUEST_BYTES];
-        bytes[..8].copy_from_slice(&object.to_le_bytes());
-        bytes[8..12].copy_from_slice(&request.kind.to_le_bytes());
-        bytes[12..16].copy_from_slice(&request.number.to_le_bytes());
-        bytes[16..20].copy_from_slice(&request.generation.to_le_bytes());
-        bytes[20..].copy_from_slice(&MAGIC.to_le_bytes());
-        bytes
+        let to = Encoder::fixed().u64(object).u32(request.kind);
+        to.u32(request.number)
+            .u32(request.generation)
+            .raw(MAGIC)
+            .finish()
     }
 
-    pub(super) fn decode(bytes: &[u8]) -> Option<Self> {
-        let bytes: &[u8; REQUEST_BYTES] = bytes.try_into().ok()?;
-        let word = |at: usize| {
-            let word = [bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]];
-            u32::from_le_bytes(word)
-        };
-        let object = u64::from(word(4)) << 32 | u64::from(word(0));
+    pub(super) fn decode(bytes: &[u8]) -> Result<Self, Malformed> {
+        let mut of = Decoder::new(bytes);
+        let object = of.u64()?;
         let request = DescriptorRequest {
-            kind: word(8),
-            number: word(12),
-            generation: word(16),
+            kind: of.u32()?,
+            number: of.u32()?,
+            generation: of.u32()?,
         };
-        let request = match object {
-            PROCESS if request == DescriptorRequest::default() => Self::Process,
-            PROCESS => return None,
-            object => Self::Object(object, request),
-        };
-        (word(20) == MAGIC).then_some(request)
+        if of.array()? != *MAGIC {
+            return Err(Malformed("its magic"));
+        }
+        of.end()?;
+        match object {
+            PROCESS if request == DescriptorRequest::default() => Ok(Self::Process),
+            PROCESS => Err(Malformed("a process has no such descriptor")),
+            object => Ok(Self::Object(object, request)),
+        }
     }
 }
 
@@ -261,7 +259,7 @@ impl Shared {
             Err(Errno::AGAIN | Errno::INTR) => return true,
             Err(_) => return false,
         };
-        let Some(request) = Request::decode(&bytes[..came.len]) else {
+        let Ok(request) = Request::decode(&bytes[..came.len]) else {
             return false;
         };
         let found = match request {
@@ -304,7 +302,7 @@ mod tests {
             generation: 7,
         };
         for request in [Request::Process, Request::Object(u64::MAX - 1, part)] {
-            assert_eq!(Request::decode(&request.encode()), Some(request));
+            assert_eq!(Request::decode(&request.encode()), Ok(request));
         }
         for status in [
             ReplyStatus::Here(3),
@@ -318,7 +316,7 @@ mod tests {
     proptest! {
         #[test]
         fn no_bytes_make_a_request_of_another_form(bytes in proptest::collection::vec(any::<u8>(), 0..40)) {
-            if let Some(request) = Request::decode(&bytes) {
+            if let Ok(request) = Request::decode(&bytes) {
                 prop_assert_eq!(&request.encode()[..], &bytes[..]);
             }
         }

@@ -257,9 +257,8 @@ pub(super) fn connect_now(address: &SocketAddrUnix) -> Result<UnixStream, Errno>
 /// process makes.
 fn owner_bytes(us: ProcessId) -> Vec<u8> {
     static CLAIMS: AtomicU64 = AtomicU64::new(0);
-    let mut bytes = prefix(us);
-    bytes.extend(CLAIMS.fetch_add(1, Ordering::Relaxed).to_le_bytes());
-    bytes
+    let claim = CLAIMS.fetch_add(1, Ordering::Relaxed);
+    prefix(us).u64(claim).finish()
 }
 
 fn socket_file(name: &str) -> String {

@@ -1,7 +1,9 @@
-//! Format of the entries: fixed order, little endian. Peers write them, so parsing does not trust them.
+//! Format of the entries. Peers write them, so parsing does not trust them.
 
 use std::fmt;
 use std::time::Duration;
+
+use headworks_wire::{Decoder, Encoder, Malformed};
 
 use super::RegistryError;
 use crate::liveness::{COMMAND_BYTES_MAX, ProcessId, clock_nanos};
@@ -61,98 +63,76 @@ pub(super) const ENTRY_BYTES_MAX: usize = FIXED_BYTES + HOST_NAME_BYTES_MAX;
 
 impl ContextRecord {
     pub(super) fn to_bytes(&self) -> Vec<u8> {
-        let mut bytes = prefix(self.process);
-        bytes.extend(self.layout_version.to_le_bytes());
-        bytes.extend(self.incarnation.to_le_bytes());
-        bytes.extend((self.host_name.len() as u16).to_le_bytes());
-        bytes.extend(self.host_name.as_bytes());
-        bytes
+        let to = prefix(self.process).u32(self.layout_version);
+        let to = to.u64(self.incarnation);
+        to.bytes(self.host_name.as_bytes()).finish()
     }
 
     pub(super) fn parse(entry: &str, bytes: &[u8]) -> Result<Self, RegistryError> {
-        let (process, mut rest) = parse_prefix(entry, bytes)?;
-        let malformed = |what| malformed(entry, what);
-        let mut body = || {
-            let fields = (
-                u32::from_le_bytes(take(&mut rest)?),
-                u64::from_le_bytes(take(&mut rest)?),
-            );
-            Some((fields, u16::from_le_bytes(take(&mut rest)?) as usize, rest))
+        let (process, mut of) = parse_prefix(entry, bytes)?;
+        let body = || {
+            let record = Self {
+                process,
+                layout_version: of.u32()?,
+                incarnation: of.u64()?,
+                host_name: of.text(HOST_NAME_BYTES_MAX)?.to_owned(),
+            };
+            of.end()?;
+            Ok(record)
         };
-        let ((layout_version, incarnation), name_bytes, name) =
-            body().ok_or_else(|| malformed(SHORT))?;
-        if name.len() != name_bytes || name_bytes > HOST_NAME_BYTES_MAX {
-            return Err(malformed("its host name has a wrong length"));
-        }
-        let host_name =
-            str::from_utf8(name).map_err(|_| malformed("its host name is not UTF-8"))?;
-        let host_name = host_name.to_owned();
-        Ok(Self {
-            process,
-            layout_version,
-            incarnation,
-            host_name,
-        })
+        body().map_err(|Malformed(what)| malformed(entry, what))
     }
 }
 
 impl CommonSegmentRecord {
     pub(super) fn to_bytes(&self) -> Vec<u8> {
-        let mut bytes = prefix(self.process);
-        bytes.extend(self.layout_version.to_le_bytes());
-        bytes.extend(self.object.to_le_bytes());
-        bytes.extend(self.inode.to_le_bytes());
-        bytes.extend(self.len.to_le_bytes());
-        bytes
+        let to = prefix(self.process).u32(self.layout_version);
+        let to = to.u64(self.object).u64(self.inode);
+        to.u64(self.len).finish()
     }
 
     pub(super) fn parse(entry: &str, bytes: &[u8]) -> Result<Self, RegistryError> {
-        let (process, mut rest) = parse_prefix(entry, bytes)?;
-        let mut body = || {
-            Some(Self {
+        let (process, mut of) = parse_prefix(entry, bytes)?;
+        let body = || {
+            let record = Self {
                 process,
-                layout_version: u32::from_le_bytes(take(&mut rest)?),
-                object: u64::from_le_bytes(take(&mut rest)?),
-                inode: u64::from_le_bytes(take(&mut rest)?),
-                len: u64::from_le_bytes(take(&mut rest)?),
-            })
+                layout_version: of.u32()?,
+                object: of.u64()?,
+                inode: of.u64()?,
+                len: of.u64()?,
+            };
+            of.end()?;
+            Ok(record)
         };
-        let record = body().ok_or_else(|| malformed(entry, SHORT))?;
-        if !rest.is_empty() {
-            return Err(malformed(entry, "too long"));
-        }
-        Ok(record)
+        body().map_err(|Malformed(what)| malformed(entry, what))
     }
 }
 
 impl ProcessRecord {
     pub(super) fn to_bytes(&self) -> Vec<u8> {
-        let mut bytes = prefix(self.process);
-        bytes.extend(self.pid.to_le_bytes());
-        bytes.extend(self.joined_nanos.to_le_bytes());
-        bytes.push(self.command.len() as u8);
-        bytes.extend(&self.command);
-        bytes
+        let to = prefix(self.process).u32(self.pid).u64(self.joined_nanos);
+        to.u8(self.command.len() as u8).raw(&self.command).finish()
     }
 
     pub(super) fn parse(entry: &str, bytes: &[u8]) -> Result<Self, RegistryError> {
-        let (process, mut rest) = parse_prefix(entry, bytes)?;
-        let mut body = || {
-            let pid = u32::from_le_bytes(take(&mut rest)?);
-            let joined = u64::from_le_bytes(take(&mut rest)?);
-            let [len] = take(&mut rest)?;
-            Some((pid, joined, usize::from(len), rest))
+        let (process, mut of) = parse_prefix(entry, bytes)?;
+        let body = || {
+            let (pid, joined_nanos) = (of.u32()?, of.u64()?);
+            let len = usize::from(of.u8()?);
+            if len > COMMAND_BYTES_MAX {
+                return Err(Malformed("its command is too long"));
+            }
+            let command = of.raw(len)?.to_owned();
+            let record = Self {
+                process,
+                pid,
+                joined_nanos,
+                command,
+            };
+            of.end()?;
+            Ok(record)
         };
-        let (pid, joined_nanos, len, command) = body().ok_or_else(|| malformed(entry, SHORT))?;
-        if command.len() != len || len > COMMAND_BYTES_MAX {
-            return Err(malformed(entry, "its command has a wrong length"));
-        }
-        Ok(Self {
-            process,
-            pid,
-            joined_nanos,
-            command: command.to_owned(),
-        })
+        body().map_err(|Malformed(what)| malformed(entry, what))
     }
 
     /// Returns how long ago the process joined.
@@ -177,8 +157,6 @@ impl fmt::Display for ProcessRecord {
     }
 }
 
-const SHORT: &str = "too short";
-
 fn malformed(entry: &str, what: &'static str) -> RegistryError {
     RegistryError::Malformed {
         entry: entry.to_owned(),
@@ -186,23 +164,20 @@ fn malformed(entry: &str, what: &'static str) -> RegistryError {
     }
 }
 
-/// Returns the beginning of every entry of this version: magic, version and process.
-pub(super) fn prefix(process: ProcessId) -> Vec<u8> {
-    let mut bytes = Vec::with_capacity(ENTRY_BYTES_MAX);
-    bytes.extend(MAGIC);
-    bytes.extend(VERSION.to_le_bytes());
-    bytes.extend(process.slot.to_le_bytes());
-    bytes.extend(process.generation.to_le_bytes());
-    bytes
+/// Begins an entry of this version: magic, version and process.
+pub(super) fn prefix(process: ProcessId) -> Encoder {
+    let bytes = Vec::with_capacity(ENTRY_BYTES_MAX);
+    let to = Encoder::after(bytes).raw(MAGIC).u32(VERSION);
+    to.u32(process.slot).u64(process.generation)
 }
 
-/// Splits an entry of this version into its process and the bytes after that.
+/// Splits an entry of this version into its process and what comes after that.
 pub(super) fn parse_prefix<'a>(
     entry: &str,
     bytes: &'a [u8],
-) -> Result<(ProcessId, &'a [u8]), RegistryError> {
+) -> Result<(ProcessId, Decoder<'a>), RegistryError> {
     let (version, process, rest) =
-        any_version(bytes).ok_or_else(|| malformed(entry, "its magic or prefix is invalid"))?;
+        any_version(bytes).map_err(|_| malformed(entry, "its magic or prefix is invalid"))?;
     if version != VERSION {
         let entry = entry.to_owned();
         return Err(RegistryError::Layout {
@@ -216,23 +191,20 @@ pub(super) fn parse_prefix<'a>(
 
 /// Returns the process that owns an entry of any version.
 pub(super) fn owner(bytes: &[u8]) -> Option<ProcessId> {
-    any_version(bytes).map(|(_, process, _)| process)
+    any_version(bytes).ok().map(|(_, process, _)| process)
 }
 
-fn any_version(mut bytes: &[u8]) -> Option<(u32, ProcessId, &[u8])> {
-    if take::<4>(&mut bytes)? != *MAGIC {
-        return None;
+fn any_version(bytes: &[u8]) -> Result<(u32, ProcessId, Decoder<'_>), Malformed> {
+    let mut of = Decoder::new(bytes);
+    if of.array()? != *MAGIC {
+        return Err(Malformed("its magic"));
     }
-    let version = u32::from_le_bytes(take(&mut bytes)?);
-    let slot = u32::from_le_bytes(take(&mut bytes)?);
-    let generation = u64::from_le_bytes(take(&mut bytes)?);
-    Some((version, ProcessId { slot, generation }, bytes))
-}
-
-fn take<const N: usize>(bytes: &mut &[u8]) -> Option<[u8; N]> {
-    let (first, rest) = bytes.split_first_chunk()?;
-    *bytes = rest;
-    Some(*first)
+    let version = of.u32()?;
+    let process = ProcessId {
+        slot: of.u32()?,
+        generation: of.u64()?,
+    };
+    Ok((version, process, of))
 }
 
 #[cfg(test)]

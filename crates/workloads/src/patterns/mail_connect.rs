@@ -3,6 +3,7 @@
 
 use headworks::runtime::ActorContext;
 use headworks_patterns::{Area, PeerBringUps, Ports};
+use headworks_wire::{Decoder, Encoder};
 
 use crate::error::{Result, WorkloadError};
 
@@ -80,28 +81,24 @@ impl MailConnect {
     /// Mails what each remote actor is to get.
     fn send(&mut self, cx: &mut ActorContext<'_>) -> Result<()> {
         for remote in &mut self.remote {
-            let mut mail = Vec::new();
+            let mut mail = Encoder::new();
             let mut is_silent = true;
             for &(side, peer) in &remote.queue_pairs {
                 let bytes = self.sides[side].output(peer);
                 is_silent &= bytes.is_empty();
-                mail.extend((bytes.len() as u32).to_le_bytes());
-                mail.extend(bytes);
+                mail = mail.bytes(&bytes);
             }
             if !is_silent {
-                cx.send(&remote.role, &mail).map_err(failed)?;
+                cx.send(&remote.role, &mail.finish()).map_err(failed)?;
             }
         }
         Ok(())
     }
 
-    fn take(&mut self, from: usize, mut mail: &[u8], ports: &mut [&mut Ports]) -> Result<()> {
+    fn take(&mut self, from: usize, mail: &[u8], ports: &mut [&mut Ports]) -> Result<()> {
+        let mut of = Decoder::new(mail);
         for &(side, peer) in &self.remote[from].queue_pairs {
-            let short = || failed("a mail is too short");
-            let (len, rest) = mail.split_first_chunk::<4>().ok_or_else(short)?;
-            let len = u32::from_le_bytes(*len) as usize;
-            let (bytes, rest) = rest.split_at_checked(len).ok_or_else(short)?;
-            mail = rest;
+            let bytes = of.bytes(usize::from(u16::MAX)).map_err(failed)?;
             self.sides[side]
                 .input(ports[side], peer, bytes)
                 .map_err(failed)?;
