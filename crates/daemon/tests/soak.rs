@@ -287,6 +287,45 @@ fn a_link_that_fails_resets_no_connection_of_another_worker() {
 }
 
 #[test]
+fn a_part_that_is_lost_ends_its_sessions_alone() {
+    let flow = Flow {
+        there: 200_000,
+        back: 200_000,
+        chunk: 3000,
+        lends: false,
+    };
+    let listener = |user| Script {
+        user,
+        listens: Some(user as u16),
+        ..Script::default()
+    };
+    // The daemon tells an application that its session ends, which is no error here.
+    let caller = |user| Script {
+        connects: vec![(to(1, user as u16), flow); 4],
+        trusts: true,
+        ..listener(user)
+    };
+    let config = DaemonLimits {
+        workers: 4,
+        ..DaemonLimits::default()
+    };
+    // Two users have domains of their own, and so completion queues. That of one overruns.
+    let plans = [[caller(1), caller(2)], [listener(1), listener(2)]];
+    let plans = plans.map(|scripts| HostPlan {
+        config: config.clone(),
+        scripts: scripts.into(),
+    });
+    for number in [20, 100, 300] {
+        let faults = Rules::new(1).with(rules::overrun_completion_queue_at(&role(0), number));
+        let limit = Duration::from_secs(10);
+        let (ledger, _) = scenario(plans.clone().into(), faults, 1, limit).unwrap();
+        assert_eq!(ledger.errors, Vec::<String>::new());
+        // One user's four connections have broken at both ends, and the other's none.
+        assert_eq!((ledger.whole, ledger.broken), (8, 8), "{ledger:#?}");
+    }
+}
+
+#[test]
 fn daemons_keep_their_guarantees_on_soft_hosts() {
     for seed in seeds(0..12) {
         show_logs();

@@ -48,7 +48,8 @@ pub(crate) use verdict::CombinedVerdict;
 #[non_exhaustive]
 pub enum FaultPoint {
     /// Packets of a request, a response or a datagram leave. [`Verdict::Refuse`] loses them,
-    /// [`Verdict::WaitFor`] and [`Verdict::Overtaken`] delay them, [`Verdict::Kill`] fails their queue pair.
+    /// [`Verdict::WaitFor`] and [`Verdict::Overtaken`] delay them, [`Verdict::Kill`] fails their queue pair,
+    /// [`Verdict::Overrun`] its completion queue.
     /// If the packets arrive later than without faults, rules are asked once more, with the new time of
     /// arrival.
     Packets,
@@ -105,6 +106,8 @@ pub enum Verdict {
     Overtaken(Duration),
     /// The queue pair goes to the error state, or the actor dies.
     Kill,
+    /// The completion queue of the queue pair's requests overruns, and all queue pairs that use it fail.
+    Overrun,
     /// The host's clock is fast by this many parts per million; slow if negative.
     Drift(i32),
     /// The last bytes are placed first.
@@ -235,6 +238,7 @@ impl Faults {
             said.unite(self.rules.judge(&event(point, number, &facts), stream));
         }
         let fate = match (said.kills, said.refuses) {
+            _ if said.overruns => PacketOutcome::Overruns,
             (true, _) => PacketOutcome::Kills,
             (_, true) => PacketOutcome::Lost,
             _ => PacketOutcome::Arrives(facts.arrives),
@@ -279,6 +283,8 @@ pub(crate) enum PacketOutcome {
     Lost,
     /// The queue pair that sent them fails.
     Kills,
+    /// The completion queue of that queue pair's requests overruns.
+    Overruns,
 }
 
 fn event<'e>(point: FaultPoint, number: u64, facts: &Facts<'e>) -> FaultEvent<'e> {

@@ -90,6 +90,8 @@ pub(crate) enum Event {
     Resume { qp: QpRef },
     /// A fault rule has a queue pair fail.
     Fails { qp: QpRef },
+    /// A fault rule has the completion queue of a queue pair's requests overrun.
+    Overruns { qp: QpRef },
     /// A change becomes visible on a host.
     HostChanged { host: u32 },
     /// A completion queue notifies its channel. `life` is that of the queue which was armed.
@@ -452,6 +454,11 @@ impl Model {
             Event::Fails { qp } => {
                 if self.qp(qp).is_some() {
                     self.fail_silently(qp.index);
+                }
+            }
+            Event::Overruns { qp } => {
+                if let Some((cq, host)) = self.qp(qp).map(|qp| (qp.send_cq, qp.host)) {
+                    self.overruns(cq, host);
                 }
             }
             Event::HostChanged { host } => {

@@ -5,7 +5,9 @@ mod connected_hosts;
 
 use connected_hosts::{ConnectedHosts, TIMEOUT};
 use headworks_simnic::faults::{Rules, Verdict, rules};
-use headworks_verbs::{Completion, Duration, Instant, QpAttr, QpState, Status};
+use headworks_verbs::{
+    AsyncEvent, Completion, Duration, Instant, PollError, QpAttr, QpState, Status,
+};
 
 fn micros(count: u64) -> Duration {
     Duration::from_micros(count)
@@ -165,6 +167,27 @@ fn a_queue_pair_that_is_killed_fails_by_itself_and_says_so() {
     assert!(failed.count() >= 3, "{done:?}");
     assert_eq!(pair.here.qp.state(), QpState::Error);
     assert!(pair.here.has_fatal_event());
+}
+
+#[test]
+fn a_completion_queue_that_overruns_fails_its_queue_pairs_and_says_so() {
+    let rules = Rules::new(1).with(rules::overrun_completion_queue_at("a", 3));
+    let mut pair = ConnectedHosts::new(rules, 7, 7);
+    for number in 0..5 {
+        pair.write(number, 64, 3);
+    }
+    let mut out = [Completion::default(); 8];
+    let error = loop {
+        match pair.here.cq.poll(&mut out) {
+            Ok(_) => {}
+            Err(error) => break error,
+        }
+    };
+    assert_eq!(error, PollError::Overrun);
+    assert_eq!(pair.here.qp.state(), QpState::Error);
+    let cq = pair.here.cq.id();
+    let event = pair.here.device.next_async_event();
+    assert_eq!(event, Some(AsyncEvent::CqError(cq)));
 }
 
 #[test]

@@ -238,3 +238,35 @@ impl WorkerLoop {
         was_busy
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::*;
+
+    #[test]
+    fn a_worker_that_panics_ends_the_daemon_in_words() {
+        let (told, heard) = mpsc::channel();
+        let (woken, wake) = rustix::pipe::pipe().unwrap();
+        let control = ServerSender {
+            told,
+            wake: Arc::new(wake),
+        };
+        for panics in [false, true] {
+            let report = PanicReport(control.clone());
+            let worker = std::thread::spawn(move || {
+                let _report = report;
+                assert!(!panics, "a worker that panics");
+            });
+            assert_eq!(worker.join().is_err(), panics);
+        }
+        // Control is woken once, by the second worker.
+        assert_eq!(rustix::io::read(&woken, &mut [0; 8]), Ok(1));
+        let Ok(ServerMessage::WorkerFailed(error)) = heard.try_recv() else {
+            panic!("control was told nothing");
+        };
+        assert!(error.to_string().contains("a bug"), "{error}");
+        assert!(heard.try_recv().is_err(), "one report");
+    }
+}

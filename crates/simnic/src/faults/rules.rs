@@ -113,6 +113,17 @@ pub fn kill_queue_pair_at(host: &str, number: u64) -> impl Rule + use<> {
     })
 }
 
+/// Overruns the completion queue of the queue pair that sends the packets of event `number` at a host, counted as by
+/// [`kill_queue_pair_at`].
+pub fn overrun_completion_queue_at(host: &str, number: u64) -> impl Rule + use<> {
+    let host = host.to_owned();
+    from_fn(move |event, _| {
+        let now =
+            event.point == FaultPoint::Packets && event.host == host && event.number == number;
+        now.then_some(Verdict::Overrun)
+    })
+}
+
 /// Stalls all actors of a host for `span` from `from` on.
 pub fn stall_actors(host: &str, from: Instant, span: Duration) -> impl Rule + use<> {
     let host = host.to_owned();

@@ -23,6 +23,7 @@ enum DigestTag {
     Called,
     Completed,
     Respond,
+    Overruns,
 }
 
 /// A digest of everything that happened so far, and when.
@@ -109,6 +110,7 @@ impl RunDigest {
             Event::Timeout { qp } => self.note(&[at, DigestTag::Timeout as u64, of(qp)]),
             Event::Resume { qp } => self.note(&[at, DigestTag::Resume as u64, of(qp)]),
             Event::Fails { qp } => self.note(&[at, DigestTag::Fails as u64, of(qp)]),
+            Event::Overruns { qp } => self.note(&[at, DigestTag::Overruns as u64, of(qp)]),
             Event::HostChanged { host } => {
                 self.note(&[at, DigestTag::HostChanged as u64, (*host).into()])
             }

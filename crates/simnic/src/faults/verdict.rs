@@ -8,6 +8,7 @@ use super::{FaultPoint, Verdict};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct CombinedVerdict {
     pub(crate) kills: bool,
+    pub(crate) overruns: bool,
     pub(crate) refuses: bool,
     /// Delay that also holds back later packets.
     pub(crate) waits: Option<Duration>,
@@ -34,14 +35,16 @@ impl CombinedVerdict {
             Verdict::WaitFor(span) => self.waits = sum(self.waits, span),
             Verdict::Overtaken(span) => self.overtaken = sum(self.overtaken, span),
             Verdict::Kill => self.kills = true,
+            Verdict::Overrun => self.overruns = true,
             Verdict::Backwards => self.backwards = true,
             Verdict::Drift(ppm) => self.drift = Some(self.drift.unwrap_or(0).saturating_add(ppm)),
         }
     }
 
-    /// Adds the kill and the loss of a second judgement.
+    /// Adds the kill, the overrun and the loss of a second judgement.
     pub(super) fn unite(&mut self, other: Self) {
         self.kills |= other.kills;
+        self.overruns |= other.overruns;
         self.refuses |= other.refuses;
     }
 
@@ -49,7 +52,10 @@ impl CombinedVerdict {
     pub(super) fn digest(&self) -> u64 {
         let span = |span: Option<Duration>| span.map_or(0, |span| span.nanos().saturating_add(1));
         let words = [
-            u64::from(self.backwards) << 2 | u64::from(self.kills) << 1 | u64::from(self.refuses),
+            u64::from(self.overruns) << 3
+                | u64::from(self.backwards) << 2
+                | u64::from(self.kills) << 1
+                | u64::from(self.refuses),
             span(self.waits),
             span(self.overtaken),
             self.drift.map_or(0, |ppm| u64::from(ppm as u32) + 1),

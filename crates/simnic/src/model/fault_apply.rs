@@ -59,6 +59,11 @@ impl Model {
                 self.event_queue.put(at, Event::Fails { qp: from });
                 None
             }
+            PacketOutcome::Overruns => {
+                let at = self.now;
+                self.event_queue.put(at, Event::Overruns { qp: from });
+                None
+            }
         }
     }
 

@@ -330,7 +330,7 @@ impl Model {
 
     /// Breaks a queue that has no room for a completion, and fails all queue pairs that use it.
     #[cold]
-    fn overruns(&mut self, cq: u32, host: u32) {
+    pub(super) fn overruns(&mut self, cq: u32, host: u32) {
         if let Some(Some(queue)) = self.cqs.get_mut(cq as usize) {
             queue.overrun = true;
         }

@@ -21,7 +21,7 @@ pub(crate) const TIMEOUT: Duration = Duration::from_nanos(4_096 << CODE);
 pub(crate) struct PairHost {
     pub(crate) device: Arc<dyn Device>,
     pub(crate) qp: Box<dyn QueuePair>,
-    cq: Arc<dyn CompletionQueue>,
+    pub(crate) cq: Arc<dyn CompletionQueue>,
     region: Region,
     done: Vec<Completion>,
 }
