@@ -95,6 +95,7 @@ impl Error {
                 ServiceError::Busy => c::EBUSY,
                 ServiceError::NotOwnAddress { .. } => c::EADDRNOTAVAIL,
                 ServiceError::TooLong(_) => c::EMSGSIZE,
+                ServiceError::Loan { .. } => c::EINVAL,
                 ServiceError::Operation(outcome) => match outcome {
                     Outcome::NoExport => c::ENXIO,
                     Outcome::OutOfBounds => c::ERANGE,

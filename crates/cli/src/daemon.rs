@@ -32,7 +32,8 @@ const DRAIN_SECONDS: u32 = 30;
 /// Options of `headworks daemon`. An option that is not given is taken from the configuration file.
 #[derive(Args)]
 pub(crate) struct Daemon {
-    /// Configuration file in TOML, with these same settings [default: headworks/daemon.toml in
+    /// Configuration file in TOML, with these same settings, and limits such as the number of workers (section
+    /// [limits]; docs/daemon.md lists all keys) [default: headworks/daemon.toml in
     /// $XDG_CONFIG_HOME or ~/.config, else /etc/headworks/daemon.toml, else none]
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
@@ -46,7 +47,7 @@ pub(crate) struct Daemon {
     #[arg(long, value_name = "IP")]
     address: Option<IpAddr>,
     /// TCP port between daemons, the same on all hosts [default: 7471]
-    #[arg(long)]
+    #[arg(long, value_parser = clap::value_parser!(u16).range(1..))]
     port: Option<u16>,
     /// Socket that applications attach to; given several times, the applications at one socket share nothing but
     /// ports with those at another, as if they were of another user [default: headworks-ADDRESS.sock in $XDG_RUNTIME_DIR or
@@ -179,7 +180,8 @@ pub(crate) fn run(command: &Daemon, verbose: u8) -> anyhow::Result<()> {
         let seconds = chosen.shell.drain.as_secs_f64();
         let waits = match ends {
             0 => "stopping: there are no connections".to_owned(),
-            ends => format!("stopping: {ends} connection ends may continue for {seconds} s"),
+            1 => format!("stopping: 1 end of a connection may continue for {seconds} s"),
+            ends => format!("stopping: {ends} ends of connections may continue for {seconds} s"),
         };
         journal.write_line(&waits);
         if let Some(notify) = &notify {

@@ -239,8 +239,8 @@ impl Field for Remote {
 impl Remote {
     /// Encodes the body of an offer. The header holds the length.
     pub fn emit_offer(&self) -> [u8; OFFER] {
-        let unsized_ = Self { len: 0, ..*self };
-        Encoder::fixed().field(&unsized_).finish()
+        let without_len = Self { len: 0, ..*self };
+        Encoder::fixed().field(&without_len).finish()
     }
 
     /// Decodes the body of an offer of `len` bytes.

@@ -8,7 +8,7 @@
 //! [`DuplexRing::step`], which publishes the messages; with [`AfterStep::Wait`] it also announces the space. Besides, a
 //! side that finds no room must go on receiving, or must limit the requests that are not answered yet.
 //!
-//! In this example each function runs in a process of its own:
+//! In this example each function may run in a process of its own, or, as here, on a thread:
 //!
 //! ```
 //! use std::time::Duration;
@@ -21,7 +21,7 @@
 //!
 //! const LIMIT: Duration = Duration::from_secs(10);
 //!
-//! /// Requests and responses of any length up to 8 KiB. Both sides use the same configuration.
+//! /// Requests and responses of any length up to 8184 bytes. Both sides use the same configuration.
 //! fn config() -> DuplexConfig {
 //!     RingConfig::variable(128, 128).into()
 //! }

@@ -34,13 +34,14 @@
 //! - [`pipe`]: a byte stream over a ring, between two processes on one host or on two.
 //! - [`rdma`]: a control stream between two hosts whose bytes also travel by RDMA.
 //! - [`blocking`]: a ring's ends for threads that wait.
-//! - `asynchronous`: a ring's ends for tasks of the tokio runtime, with the feature `tokio`.
+//! - `asynchronous`: a ring's ends for tasks of the tokio runtime, with the feature `tokio`; and streams and listeners
+//!   of [`service`], with `tokio` and `daemon`.
 //! - [`verbs`]: the RDMA types and traits that all modules use.
 //! - [`pace`]: doorbell pacing, requested in a device's name; [`pacing`] implements it.
 //! - [`service`]: streams through this host's daemon, which shares few queue pairs among all applications.
 //!   [`daemon`] is the daemon's core, for programs that run it in a world of their own.
 //! - [`testing`]: for your own tests, devices that misbehave on purpose, on a private fabric; and daemons on them
-//!   (with the feature `daemon`) that can be killed and restarted.
+//!   (with the features `soft` and `daemon`) that can be killed and restarted.
 //! - [`net`]: rendezvous under a name or at an address, control streams, waiting, the real clock, signals.
 //! - [`runtime`]: actors and the worlds that they run in.
 

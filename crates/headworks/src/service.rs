@@ -165,6 +165,16 @@ pub enum ServiceError {
     /// The message has this many bytes, more than [`MESSAGE_MAX`].
     #[error("a message of {0} bytes: at most {MESSAGE_MAX} are allowed")]
     TooLong(usize),
+    /// A loan of no bytes, of more bytes than the memory has, or of memory of another session.
+    #[error(
+        "a loan of {len} bytes of {available}: lend 1 to {available} bytes of memory that this session allocated"
+    )]
+    Loan {
+        /// Bytes that were to be lent.
+        len: usize,
+        /// Bytes that there are: 0 if there is no memory, or it is of another session.
+        available: usize,
+    },
     /// A call of another handle is in progress, so the stream's descriptor cannot be made now.
     #[error(
         "another thread waits on this connection: make the descriptor before, with Stream::readiness"
@@ -242,7 +252,9 @@ impl From<ServiceError> for io::Error {
             ServiceError::NotOwnAddress { .. } => ErrorKind::AddrNotAvailable,
             ServiceError::System { source, .. } => source.kind(),
             ServiceError::Operation(Outcome::Denied) => ErrorKind::PermissionDenied,
-            ServiceError::Operation(_) | ServiceError::TooLong(_) => ErrorKind::InvalidInput,
+            ServiceError::Operation(_) | ServiceError::TooLong(_) | ServiceError::Loan { .. } => {
+                ErrorKind::InvalidInput
+            }
             ServiceError::DaemonGone => ErrorKind::ConnectionAborted,
             ServiceError::NoDaemon { source, .. } => source.kind(),
             _ => ErrorKind::Other,
@@ -476,7 +488,15 @@ impl Service {
 
 /// Returns all addresses of `name`, at least one.
 fn resolve(name: impl ToSocketAddrs) -> Result<Vec<SocketAddr>, ServiceError> {
-    let failed = system("resolving the address");
+    let failed = |error: io::Error| {
+        let what = match error.kind() {
+            io::ErrorKind::InvalidInput => {
+                "the address is not of the form HOST:PORT or [IPV6]:PORT, with a port up to 65535"
+            }
+            _ => "resolving the address",
+        };
+        system(what)(error)
+    };
     match name.to_socket_addrs().map(Vec::from_iter) {
         Ok(all) if all.is_empty() => Err(failed(io::Error::new(
             io::ErrorKind::NotFound,

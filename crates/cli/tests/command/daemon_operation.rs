@@ -71,7 +71,7 @@ fn a_terminating_daemon_lets_connections_end() {
     let said = daemons.sides[0].stderr_line();
     assert_eq!(ended.code(), Some(0), "{said}");
     assert!(
-        said.contains("2 connection ends may continue") || said.contains("1 connection ends"),
+        said.contains("2 ends of connections may continue") || said.contains("1 end of a"),
         "{said}"
     );
     // Its address is free again, and the other daemon accepts a connection from its successor.

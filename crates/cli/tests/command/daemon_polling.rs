@@ -346,8 +346,11 @@ fn lending_and_peeking_copy_no_bytes() {
     }
     // Memory of another service, or a length beyond the memory, is refused and not sent.
     let other = daemons.attach(0);
-    assert!(near.lend(other.alloc(4096).unwrap(), 1).is_err());
-    assert!(near.lend(client.alloc(4096).unwrap(), 1 << 20).is_err());
+    let refused = |loan: Result<_, ServiceError>| loan.map(drop).unwrap_err().to_string();
+    let error = refused(near.lend(other.alloc(4096).unwrap(), 1));
+    assert!(error.contains("a loan of 1 bytes of 0"), "{error}");
+    let error = refused(near.lend(client.alloc(4096).unwrap(), 1 << 20));
+    assert!(error.contains("a loan of 1048576 bytes of 4096"), "{error}");
     near.end().unwrap();
     assert_eq!(receiver.join().unwrap(), LEN * ROUNDS);
     drop((near, listener, other, client, server));

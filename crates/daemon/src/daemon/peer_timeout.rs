@@ -3,7 +3,8 @@
 //! A link does not show that: an RNIC takes WRITEs while its host's daemon is stopped. So the daemons exchange keep-alive
 //! messages, but only while something is outstanding. If a daemon still has to react to something after half of the
 //! [limit](DaemonLimits::peer_timeout), control sends it a ping on the stream between them, and gives it up if neither a
-//! pong nor a frame comes for another half. A pong ends the watch: a daemon that stops after it, while only its
+//! pong nor a frame comes for the whole limit. Control looks every half of the limit, so a daemon is given up after one
+//! to one and a half times the limit of silence. A pong ends the watch: a daemon that stops after it, while only its
 //! application's answer is due, is noticed once something more is sent. Idle daemons are not woken.
 
 use headworks_client::Reset;
@@ -14,13 +15,42 @@ use crate::control::{Message, PING_SINCE};
 #[cfg(doc)]
 use crate::limits::DaemonLimits;
 
-/// Watch over a daemon that has to react to something.
+/// Watch over a daemon that has to react to something. Pure: see [`look`](Self::look).
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PeerWatch {
     /// When to look next.
     at: Instant,
-    /// Number of frames that had come from it when it was asked whether it runs; `None` if it was not asked.
-    asked: Option<u64>,
+    /// The last sign of life; `None` if the daemon was not asked yet whether it runs.
+    last: Option<LastSign>,
+}
+
+/// The last sign of life of a daemon that is asked whether it runs.
+#[derive(Clone, Copy, Debug)]
+struct LastSign {
+    /// Number of frames that had come from it.
+    came: u64,
+    /// When this number was found.
+    at: Instant,
+}
+
+impl PeerWatch {
+    /// Begins a watch that looks `every` so often, half of the limit.
+    fn new(now: Instant, every: Duration) -> Self {
+        Self {
+            at: now + every,
+            last: None,
+        }
+    }
+
+    /// Looks at a daemon that still has to react to something, and from which `came` frames came in total. Returns
+    /// whether it has been silent for the whole limit. Otherwise it is to be asked whether it runs.
+    fn look(&mut self, now: Instant, every: Duration, came: u64) -> bool {
+        // Its silence begins now if a frame came since the last look, or if it was not asked before.
+        let last = self.last.filter(|last| last.came == came);
+        let last = last.unwrap_or(LastSign { came, at: now });
+        (self.at, self.last) = (now + every, Some(last));
+        now.since(last.at) >= every + every
+    }
 }
 
 impl Daemon {
@@ -39,9 +69,9 @@ impl Daemon {
             return;
         };
         if of.version >= PING_SINCE && of.watch.is_none() {
-            let at = now + every;
-            of.watch = Some(PeerWatch { at, asked: None });
-            self.watches_until = Some(self.watches_until.map_or(at, |until| until.min(at)));
+            let watch = PeerWatch::new(now, every);
+            let until = self.watches_until.unwrap_or(watch.at);
+            (of.watch, self.watches_until) = (Some(watch), Some(until.min(watch.at)));
         }
     }
 
@@ -56,22 +86,17 @@ impl Daemon {
             .iter()
             .filter_map(|(peer, of)| Some((*peer, of.watch?)));
         let due: Vec<(PeerId, PeerWatch)> = watched.filter(|(_, watch)| watch.at <= now).collect();
-        for (peer, watch) in due {
+        for (peer, mut watch) in due {
             let (is_awaited, came) = self.awaited(peer);
-            match watch.asked {
-                _ if !is_awaited => self.note_alive(peer),
-                Some(before) if before == came => {
-                    self.give_up_peer(peer);
+            if !is_awaited {
+                self.note_alive(peer);
+            } else if watch.look(now, every, came) {
+                self.give_up_peer(peer);
+            } else {
+                if let Some(of) = self.peers.get_mut(&peer) {
+                    of.watch = Some(watch);
                 }
-                // A frame came since, or it was not asked yet.
-                _ => {
-                    let at = now + every;
-                    let asked = Some(came);
-                    if let Some(of) = self.peers.get_mut(&peer) {
-                        of.watch = Some(PeerWatch { at, asked });
-                    }
-                    self.say(peer, &Message::Ping);
-                }
+                self.say(peer, &Message::Ping);
             }
         }
         let watches = self.peers.values().filter_map(|of| of.watch);
@@ -124,5 +149,41 @@ impl Daemon {
         }
         self.outputs.push_back(Output::HangUp(peer));
         self.lose(peer, Reset::Unreachable);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const EVERY: Duration = Duration::from_millis(500);
+
+    proptest! {
+        /// Frames come steadily until the daemon stops. It is given up after one to one and a half times the limit,
+        /// whenever it stops, and however late control looks.
+        #[test]
+        fn it_is_given_up_after_the_limit_and_not_before(
+            stops_after in 0u64..10_000,
+            frame_every in 1u64..400,
+            late in 0u64..20,
+        ) {
+            let begin = Instant::ZERO + Duration::from_millis(7);
+            let stops = begin + Duration::from_millis(stops_after);
+            let mut watch = PeerWatch::new(begin, EVERY);
+            let given_up = loop {
+                let now = watch.at + Duration::from_millis(late);
+                let ran = now.min(stops).since(begin);
+                if watch.look(now, EVERY, ran.nanos() / 1_000_000 / frame_every) {
+                    break now;
+                }
+            };
+            let last_frame = begin + Duration::from_millis(stops_after / frame_every * frame_every);
+            let silent = given_up.since(last_frame).nanos() / 1_000_000;
+            prop_assert!(silent >= 1000, "{silent} ms");
+            // It may stop right after the watch began, which looks for the first time after half of the limit.
+            prop_assert!(silent <= 1500 + 3 * late + frame_every, "{silent} ms");
+        }
     }
 }

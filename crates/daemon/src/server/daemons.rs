@@ -89,8 +89,19 @@ impl Inner {
             }
             Err(error) => {
                 tracing::info!("no daemon answers at {to}: {error}");
+                let lacks_files = |source: &std::io::Error| {
+                    let errno = rustix::io::Errno::from_io_error(source);
+                    matches!(
+                        errno,
+                        Some(rustix::io::Errno::MFILE | rustix::io::Errno::NFILE)
+                    )
+                };
                 let why = match error {
                     NetError::Deadline { .. } => Refusal::TimedOut,
+                    NetError::Unreachable { ref source, .. } if lacks_files(source) => {
+                        tracing::warn!("cannot dial {to}: {source}; raise the limit of open files");
+                        Refusal::Limit
+                    }
                     _ => Refusal::Unreachable,
                 };
                 self.daemon.dial_failed(to, why);

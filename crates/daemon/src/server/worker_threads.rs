@@ -261,12 +261,12 @@ mod tests {
             });
             assert_eq!(worker.join().is_err(), panics);
         }
-        // Control is woken once, by the second worker.
-        assert_eq!(rustix::io::read(&woken, &mut [0; 8]), Ok(1));
         let Ok(ServerMessage::WorkerFailed(error)) = heard.try_recv() else {
             panic!("control was told nothing");
         };
         assert!(error.to_string().contains("a bug"), "{error}");
+        // Control is woken once, by the second worker.
+        assert_eq!(rustix::io::read(&woken, &mut [0; 8]), Ok(1));
         assert!(heard.try_recv().is_err(), "one report");
     }
 }

@@ -18,7 +18,7 @@ use super::shared_session::SharedSession;
 use super::stream_half::{
     CallLimits, HalfCell, HalfGuard, ServiceConnection, StreamHalf, WeakConnection,
 };
-use super::{Refusal, ServiceError, Transfer, system};
+use super::{ServiceError, Transfer, system};
 
 /// A connection: a byte stream in each direction. Dropping it closes it; what was sent still arrives.
 ///
@@ -344,7 +344,8 @@ impl Writer {
         Ok(self.cell.borrow())
     }
 
-    /// Sends as many of the bytes as there is room for, at least one. Returns the number.
+    /// Sends as many of the bytes as there is room for, at least one. Returns the number. Without bytes it only checks
+    /// that the stream can still be sent to.
     ///
     /// # Errors
     ///
@@ -392,7 +393,7 @@ impl Writer {
     ///
     /// # Errors
     ///
-    /// As [`Writer::send`]; and [`ServiceError::Refused`] if the memory is shorter, or is of another
+    /// As [`Writer::send`]; and [`ServiceError::Loan`] if `len` is 0, or the memory is shorter, or is of another
     /// [`Service`](super::Service). The memory is then freed.
     pub fn lend(&mut self, memory: SharedMemory, len: usize) -> Result<Loan, ServiceError> {
         self.lend_from(&mut Some(memory), len)
@@ -409,9 +410,12 @@ impl Writer {
         len: usize,
     ) -> Result<Loan, ServiceError> {
         let memory = place.as_ref();
-        let memory = memory.filter(|memory| len > 0 && memory.is_of(&self.connection.shared));
-        let extent = memory.and_then(|memory| memory.first(len));
-        let extent = extent.ok_or(ServiceError::Refused(Refusal::Misuse))?;
+        let memory = memory.filter(|memory| memory.is_of(&self.connection.shared));
+        let available = memory.map_or(0, |memory| memory.len());
+        let extent = memory
+            .filter(|_| len > 0)
+            .and_then(|memory| memory.first(len));
+        let extent = extent.ok_or(ServiceError::Loan { len, available })?;
         let limits = self.limits;
         let lent = self.side()?.half.wait(&limits, |sending| {
             if let Some(why) = sending.status().reset {
@@ -484,8 +488,8 @@ impl SendSide {
                 return Err(ServiceError::Reset(why));
             }
             match sending.send_as(bytes, transfer)? {
+                (0, _) if sending.is_ended() => Err(ServiceError::Ended),
                 (sent, wakes) if sent > 0 || bytes.is_empty() => Ok((Some(sent), wakes)),
-                _ if sending.is_ended() => Err(ServiceError::Ended),
                 (_, wakes) => Ok((None, wakes)),
             }
         })
