@@ -95,7 +95,7 @@ impl Error {
                 ServiceError::Busy => c::EBUSY,
                 ServiceError::NotOwnAddress { .. } => c::EADDRNOTAVAIL,
                 ServiceError::TooLong(_) => c::EMSGSIZE,
-                ServiceError::Loan { .. } => c::EINVAL,
+                ServiceError::Loan { .. } | ServiceError::ForeignMemory => c::EINVAL,
                 ServiceError::Operation(outcome) => match outcome {
                     Outcome::NoExport => c::ENXIO,
                     Outcome::OutOfBounds => c::ERANGE,

@@ -47,7 +47,7 @@ pub(crate) struct Daemon {
     #[arg(long, value_name = "IP")]
     address: Option<IpAddr>,
     /// TCP port between daemons, the same on all hosts [default: 7471]
-    #[arg(long, value_parser = clap::value_parser!(u16).range(1..))]
+    #[arg(long)]
     port: Option<u16>,
     /// Socket that applications attach to; given several times, the applications at one socket share nothing but
     /// ports with those at another, as if they were of another user [default: headworks-ADDRESS.sock in $XDG_RUNTIME_DIR or

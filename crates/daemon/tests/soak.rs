@@ -175,7 +175,11 @@ fn seeds(range: std::ops::Range<u64>) -> Vec<u64> {
             .unwrap_or_else(|_| panic!("HEADWORKS_SEED={set}: neither N nor N..M"))
     };
     match set.split_once("..") {
-        Some((first, end)) => (number(first)..number(end)).collect(),
+        Some((first, end)) => {
+            let range = number(first)..number(end);
+            assert!(!range.is_empty(), "HEADWORKS_SEED={set}: no seeds");
+            range.collect()
+        }
         None => vec![number(&set)],
     }
 }

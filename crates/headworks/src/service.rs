@@ -165,16 +165,17 @@ pub enum ServiceError {
     /// The message has this many bytes, more than [`MESSAGE_MAX`].
     #[error("a message of {0} bytes: at most {MESSAGE_MAX} are allowed")]
     TooLong(usize),
-    /// A loan of no bytes, of more bytes than the memory has, or of memory of another session.
-    #[error(
-        "a loan of {len} bytes of {available}: lend 1 to {available} bytes of memory that this session allocated"
-    )]
+    /// A loan of no bytes, or of more bytes than the memory has.
+    #[error("a loan of {len} bytes of {available}: lend 1 to {available} bytes")]
     Loan {
         /// Bytes that were to be lent.
         len: usize,
-        /// Bytes that there are: 0 if there is no memory, or it is of another session.
+        /// Bytes that the memory has.
         available: usize,
     },
+    /// A loan without memory, or of memory of another session.
+    #[error("a loan of memory that this session did not allocate: lend memory of Service::alloc")]
+    ForeignMemory,
     /// A call of another handle is in progress, so the stream's descriptor cannot be made now.
     #[error(
         "another thread waits on this connection: make the descriptor before, with Stream::readiness"
@@ -252,9 +253,10 @@ impl From<ServiceError> for io::Error {
             ServiceError::NotOwnAddress { .. } => ErrorKind::AddrNotAvailable,
             ServiceError::System { source, .. } => source.kind(),
             ServiceError::Operation(Outcome::Denied) => ErrorKind::PermissionDenied,
-            ServiceError::Operation(_) | ServiceError::TooLong(_) | ServiceError::Loan { .. } => {
-                ErrorKind::InvalidInput
-            }
+            ServiceError::Operation(_)
+            | ServiceError::TooLong(_)
+            | ServiceError::Loan { .. }
+            | ServiceError::ForeignMemory => ErrorKind::InvalidInput,
             ServiceError::DaemonGone => ErrorKind::ConnectionAborted,
             ServiceError::NoDaemon { source, .. } => source.kind(),
             _ => ErrorKind::Other,

@@ -507,7 +507,8 @@ impl Context {
     }
 
     /// Raises the limit events of SRQs, and the errors of CQs that overran: of those that initiators marked,
-    /// or of `all`.
+    /// or of `all`. Wakes the waiters of the other CQs among them: an initiator that was killed may have disarmed a CQ
+    /// without raising its event.
     pub(crate) fn service_limits(&self, all: bool) {
         let attention = self.table.attention();
         let srq = |row: u32| locked(&self.srqs).get(&row).and_then(Weak::upgrade);

@@ -97,9 +97,6 @@ pub enum BringUpError {
         /// The prefix of the other end's subnet.
         theirs: u64,
     },
-    /// The payload of the layer above cannot be read.
-    #[error("the other end's greeting is malformed: {0}")]
-    Payload(#[from] headworks_wire::Malformed),
     /// The payload of the layer above is too long.
     #[error("connection payload of {0} bytes: at most {PAYLOAD_MAX}")]
     PayloadTooLong(usize),
@@ -110,6 +107,12 @@ pub enum BringUpError {
     /// The state of the queue pair could not be changed.
     #[error("queue pair: {0}")]
     Modify(#[from] ModifyError),
+}
+
+impl From<headworks_wire::Malformed> for BringUpError {
+    fn from(headworks_wire::Malformed(what): headworks_wire::Malformed) -> Self {
+        Self::Malformed(what)
+    }
 }
 
 fn describe_lid(lid: &Option<Lid>) -> String {

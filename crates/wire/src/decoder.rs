@@ -91,7 +91,7 @@ impl<'b> Decoder<'b> {
         Ok(u64::from_le_bytes(self.array()?))
     }
 
-    /// Reads bytes after their number.
+    /// Reads a length of two bytes, and that many bytes.
     ///
     /// # Errors
     ///
@@ -104,7 +104,7 @@ impl<'b> Decoder<'b> {
         }
     }
 
-    /// Reads a text after the number of its bytes.
+    /// Reads a length of two bytes, and a text of that many bytes.
     ///
     /// # Errors
     ///

@@ -6,7 +6,7 @@ use crate::Field;
 
 /// Where an [`Encoder`] writes.
 pub trait Output {
-    /// What the complete encoding is.
+    /// Type of the complete encoding.
     type Done;
 
     /// Appends bytes.
@@ -123,7 +123,7 @@ impl<O: Output> Encoder<O> {
         self.raw(&value.to_le_bytes())
     }
 
-    /// Appends bytes and their number, in two bytes. Bytes after the first 65,535 are cut off.
+    /// Appends a length in two bytes, and that many bytes. Bytes after the first 65,535 are cut off.
     pub fn bytes(self, bytes: &[u8]) -> Self {
         let bytes = &bytes[..bytes.len().min(usize::from(u16::MAX))];
         self.u16(bytes.len() as u16).raw(bytes)

@@ -7,9 +7,9 @@
 //! | [`Field`] | a type with an encoding of its own, which both sides use |
 //! | [`Malformed`] | what is wrong with bytes that cannot be read |
 //!
-//! All formats of Headworks have the same rules. Numbers are little-endian. There is no padding. The length of a
-//! variable field stands in front of it. A message begins with a byte for its kind. What follows the last field is an
-//! error. Readers trust nothing.
+//! Numbers are little-endian. A field of variable length has its length in front ([`Encoder::bytes`]), or ends the
+//! message ([`Encoder::raw`]). [`Decoder::end`] refuses what follows the last field. Readers trust nothing. Each format
+//! decides what it begins with: a byte for its kind, a magic or a version.
 //!
 //! ```
 //! use headworks_wire::{Decoder, Encoder, Malformed};

@@ -1,6 +1,6 @@
 //! Tests of both sides against each other.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
 use proptest::prelude::*;
 
@@ -18,7 +18,11 @@ enum Part {
 }
 
 fn parts() -> impl Strategy<Value = Vec<Part>> {
-    let address = (any::<[u8; 4]>(), any::<u16>());
+    let ip = prop_oneof![
+        any::<[u8; 4]>().prop_map(IpAddr::from),
+        any::<[u8; 16]>().prop_map(|octets| Ipv6Addr::from(octets).to_canonical()),
+    ];
+    let address = (ip, any::<u16>());
     let part = prop_oneof![
         any::<u8>().prop_map(Part::U8),
         any::<u16>().prop_map(Part::U16),
@@ -80,7 +84,7 @@ proptest! {
         if let Ok(read) = decode(&parts, &mut of) {
             let left = of.rest().len();
             let again = encode(&read, Encoder::new()).finish();
-            prop_assert_eq!(again.len(), bytes.len() - left);
+            prop_assert_eq!(&again[..], &bytes[..bytes.len() - left]);
         }
     }
 }
@@ -106,4 +110,13 @@ fn what_is_wrong_is_said() {
     assert_eq!(Decoder::new(&no_text).text(9), not_utf8);
     let with_port = Encoder::new().address(([10, 0, 0, 1], 5).into()).finish();
     Decoder::new(&with_port).address_without_port().unwrap_err();
+}
+
+#[test]
+fn what_does_not_fit_is_cut_off_or_panics() {
+    let long = Encoder::new().bytes(&[7; 70_000]).finish();
+    assert_eq!(long.len(), 2 + usize::from(u16::MAX));
+    assert_eq!(Decoder::new(&long).bytes(70_000).unwrap().len(), 65_535);
+    let overflow = std::panic::catch_unwind(|| Encoder::<Fixed<2>>::fixed().u32(1).finish());
+    overflow.unwrap_err();
 }

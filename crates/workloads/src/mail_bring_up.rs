@@ -47,12 +47,13 @@ impl<S: Unconnected, F> MailBringUp<S, F> {
     fn on_mail(&mut self, mail: &[u8]) -> Result<()> {
         let mut of = Decoder::new(mail);
         for (end, up) in &mut self.ends {
-            let bytes = of.bytes(usize::from(u16::MAX)).map_err(failed)?;
+            let len = of.u32().map_err(failed)?;
+            let bytes = of.raw(len as usize).map_err(failed)?;
             if up.input(end.queue_pair(), bytes).map_err(failed)? != bytes.len() {
                 return Err(failed("a mail is too long"));
             }
         }
-        Ok(())
+        of.end().map_err(failed)
     }
 }
 
@@ -71,7 +72,7 @@ where
             for (_, up) in &mut self.ends {
                 let bytes = up.output();
                 is_silent &= bytes.is_empty();
-                mail = mail.bytes(&bytes);
+                mail = mail.u32(bytes.len() as u32).raw(&bytes);
             }
             if !is_silent {
                 cx.send_mail(&mail.finish())?;

@@ -348,7 +348,7 @@ fn lending_and_peeking_copy_no_bytes() {
     let other = daemons.attach(0);
     let refused = |loan: Result<_, ServiceError>| loan.map(drop).unwrap_err().to_string();
     let error = refused(near.lend(other.alloc(4096).unwrap(), 1));
-    assert!(error.contains("a loan of 1 bytes of 0"), "{error}");
+    assert!(error.contains("did not allocate"), "{error}");
     let error = refused(near.lend(client.alloc(4096).unwrap(), 1 << 20));
     assert!(error.contains("a loan of 1048576 bytes of 4096"), "{error}");
     near.end().unwrap();

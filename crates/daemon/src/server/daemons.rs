@@ -1,11 +1,13 @@
 //! Streams to other daemons: over TCP, and over Unix sockets to daemons of this machine that are in the same
 //! registry.
 
+use std::io;
 use std::net::{IpAddr, SocketAddr};
 
 use headworks_client::socket_message::Refusal;
 use headworks_net::{ControlStream, NetError, clock, dial_tcp};
 use headworks_verbs::Duration;
+use rustix::io::Errno;
 
 use super::{BATCH, Inner, ServerMessage, Token};
 use crate::control;
@@ -88,22 +90,13 @@ impl Inner {
                 self.meet(peer, control);
             }
             Err(error) => {
-                tracing::info!("no daemon answers at {to}: {error}");
-                let lacks_files = |source: &std::io::Error| {
-                    let errno = rustix::io::Errno::from_io_error(source);
-                    matches!(
-                        errno,
-                        Some(rustix::io::Errno::MFILE | rustix::io::Errno::NFILE)
-                    )
-                };
-                let why = match error {
-                    NetError::Deadline { .. } => Refusal::TimedOut,
-                    NetError::Unreachable { ref source, .. } if lacks_files(source) => {
-                        tracing::warn!("cannot dial {to}: {source}; raise the limit of open files");
-                        Refusal::Limit
+                let why = dial_refusal(&error);
+                match why {
+                    Refusal::Limit => {
+                        tracing::warn!("cannot dial {to}: {error}; raise the limit of open files");
                     }
-                    _ => Refusal::Unreachable,
-                };
+                    _ => tracing::info!("no daemon answers at {to}: {error}"),
+                }
                 self.daemon.dial_failed(to, why);
             }
         }
@@ -183,5 +176,34 @@ impl Inner {
                 Err(_) => self.lose(peer),
             }
         }
+    }
+}
+
+/// Returns what an application is told of a dial that failed.
+fn dial_refusal(error: &NetError) -> Refusal {
+    let lacks_files = |source: &io::Error| {
+        let errno = Errno::from_io_error(source);
+        matches!(errno, Some(Errno::MFILE | Errno::NFILE))
+    };
+    match error {
+        NetError::Deadline { .. } => Refusal::TimedOut,
+        NetError::System { source, .. } if lacks_files(source) => Refusal::Limit,
+        _ => Refusal::Unreachable,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lack_of_descriptors_is_not_blamed_on_the_other_host() {
+        let system = |errno: Errno| NetError::System {
+            what: "a socket",
+            source: errno.into(),
+        };
+        assert_eq!(dial_refusal(&system(Errno::MFILE)), Refusal::Limit);
+        assert_eq!(dial_refusal(&system(Errno::NFILE)), Refusal::Limit);
+        assert_eq!(dial_refusal(&system(Errno::NOBUFS)), Refusal::Unreachable);
     }
 }

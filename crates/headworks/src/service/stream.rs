@@ -393,8 +393,8 @@ impl Writer {
     ///
     /// # Errors
     ///
-    /// As [`Writer::send`]; and [`ServiceError::Loan`] if `len` is 0, or the memory is shorter, or is of another
-    /// [`Service`](super::Service). The memory is then freed.
+    /// As [`Writer::send`]; [`ServiceError::Loan`] if `len` is 0 or the memory is shorter; and
+    /// [`ServiceError::ForeignMemory`] if it is of another [`Service`](super::Service). The memory is then freed.
     pub fn lend(&mut self, memory: SharedMemory, len: usize) -> Result<Loan, ServiceError> {
         self.lend_from(&mut Some(memory), len)
     }
@@ -411,10 +411,10 @@ impl Writer {
     ) -> Result<Loan, ServiceError> {
         let memory = place.as_ref();
         let memory = memory.filter(|memory| memory.is_of(&self.connection.shared));
-        let available = memory.map_or(0, |memory| memory.len());
-        let extent = memory
-            .filter(|_| len > 0)
-            .and_then(|memory| memory.first(len));
+        let memory = memory.ok_or(ServiceError::ForeignMemory)?;
+        let available = memory.len();
+        let extent = Some(memory).filter(|_| len > 0);
+        let extent = extent.and_then(|memory| memory.first(len));
         let extent = extent.ok_or(ServiceError::Loan { len, available })?;
         let limits = self.limits;
         let lent = self.side()?.half.wait(&limits, |sending| {

@@ -95,6 +95,37 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
+    fn sample() -> Greeting {
+        let at = |addr, rkey| RemoteAddr { addr, rkey };
+        Greeting {
+            role: EndRole::Receiver,
+            mode: Mode::Latency,
+            can_poll: true,
+            in_order: false,
+            slots: 2,
+            slot_size: 3,
+            framing: Framing::Variable(4),
+            memory: at(5, 6),
+            cursor: at(7, 8),
+            cursor_start: 9,
+        }
+    }
+
+    #[test]
+    fn its_bytes_are_these() {
+        let mut expected = VERSION.to_le_bytes().to_vec();
+        expected.extend([2, 1, 1, 0, 1]);
+        for word in [2u64, 3, 4, 5] {
+            expected.extend(word.to_le_bytes());
+        }
+        expected.extend(6u32.to_le_bytes());
+        expected.extend(7u64.to_le_bytes());
+        expected.extend(8u32.to_le_bytes());
+        expected.extend(9u64.to_le_bytes());
+        assert_eq!(sample().emit(), expected);
+        assert_eq!(Greeting::parse(&expected).unwrap(), sample());
+    }
+
     proptest! {
         #[test]
         fn any_greeting_is_parsed_or_refused(bytes in proptest::collection::vec(any::<u8>(), 0..80)) {
@@ -103,7 +134,7 @@ mod tests {
             if versioned.len() >= 2 {
                 versioned[..2].copy_from_slice(&VERSION.to_le_bytes());
             }
-            versioned.resize(63, 0);
+            versioned.resize(sample().emit().len(), 0);
             if let Ok(greeting) = Greeting::parse(&versioned) {
                 let again = Greeting::parse(&greeting.emit()).unwrap();
                 prop_assert_eq!(again, greeting);

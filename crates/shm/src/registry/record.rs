@@ -75,7 +75,10 @@ impl ContextRecord {
                 process,
                 layout_version: of.u32()?,
                 incarnation: of.u64()?,
-                host_name: of.text(HOST_NAME_BYTES_MAX)?.to_owned(),
+                host_name: of
+                    .text(HOST_NAME_BYTES_MAX)
+                    .map_err(|_| Malformed("its host name is cut off, too long or not UTF-8"))?
+                    .to_owned(),
             };
             of.end()?;
             Ok(record)

@@ -489,7 +489,7 @@ impl QpCore {
         }
         // Also what the peer had taken. The peer is executing nothing here, and finds the connection gone.
         self.take_back();
-        if self.peer_is_gone() {
+        if self.was_connected() && self.peer_is_gone() {
             // It may have been killed after it disarmed a CQ that others use too, and before it raised the event.
             self.wake_waiters();
         }
@@ -510,6 +510,11 @@ impl QpCore {
     /// Returns whether the queue pair is connected.
     pub(crate) fn is_connected(&self) -> bool {
         self.state().can_receive() && self.row().dest_qpn.load(Ordering::Relaxed) != NO_ROW
+    }
+
+    /// Returns whether it has a peer, in whatever state it is.
+    fn was_connected(&self) -> bool {
+        !self.is_datagrams() && self.row().dest_qpn.load(Ordering::Relaxed) != NO_ROW
     }
 
     /// Returns whether the process at the other end is known to be dead.

@@ -161,9 +161,9 @@ impl SoftQp {
                     core.service();
                     return Err(ModifyError::PeerStopped);
                 }
+                core.discard(&mut pending);
                 core.set_peer(None);
                 core.set_dest(None);
-                core.discard(&mut pending);
                 core.settled.store(false, Ordering::Release);
                 self.engine = Engine::default();
                 if core.is_datagrams() {

@@ -219,6 +219,27 @@ fn kills_at_any_send_point_lose_no_wake_up_of_others() {
 }
 
 #[test]
+fn the_end_of_a_queue_pair_without_a_peer_is_no_event() {
+    let fabric = Fabric::new();
+    let device = fabric.open("soft:h1");
+    let channel = device.create_channel().unwrap();
+    let init = CqInit {
+        channel: Some(channel.clone()),
+        ..cq_init(4)
+    };
+    let cq = device.create_cq(&init).unwrap();
+    let datagrams = QpInit {
+        qp_type: QpType::Ud,
+        ..qp_init(&cq, None)
+    };
+    for init in [qp_init(&cq, None), datagrams] {
+        cq.arm(false);
+        drop(SoftQp::create(&device.context, PD, &init).unwrap());
+        assert_eq!(channel.next_event().unwrap(), None, "{:?}", init.qp_type);
+    }
+}
+
+#[test]
 fn an_event_that_an_initiator_left_to_the_owner_is_raised_beside_a_death() {
     let fabric = Fabric::new();
     let device = fabric.open("soft:h1");

@@ -12,6 +12,7 @@ use crate::connecting_actor::Connect;
 use crate::error::{Result, WorkloadError};
 use crate::mail_bring_up::MailBringUp;
 use headworks_runtime::{Actor, ActorContext, ActorError, Step};
+use headworks_wire::{Decoder, Encoder};
 
 /// Opens everything except the queue pairs, on the actor's device, which is paced if its name says so.
 pub fn open(pair: &PairContext, shape: &EndSizes) -> Result<End> {
@@ -37,18 +38,14 @@ impl Unconnected for EndpointBringUp {
 
 /// Encodes a memory address as a greeting.
 pub fn emit(at: RemoteAddr) -> Vec<u8> {
-    [&at.addr.to_le_bytes()[..], &at.rkey.to_le_bytes()].concat()
+    Encoder::new().field(&at).finish()
 }
 
 /// Decodes the memory address of a greeting.
 pub fn parse(payload: &[u8]) -> Result<RemoteAddr> {
-    let Ok([a, b, c, d, e, f, g, h, key @ ..]) = <[u8; 12]>::try_from(payload) else {
-        let text = "connecting: no address in the greeting";
-        return Err(WorkloadError(text.into()));
-    };
-    let addr = u64::from_le_bytes([a, b, c, d, e, f, g, h]);
-    let rkey = u32::from_le_bytes(key);
-    Ok(RemoteAddr { addr, rkey })
+    let mut of = Decoder::new(payload);
+    let address = of.field().and_then(|address| of.end().map(|()| address));
+    address.map_err(|_| WorkloadError("connecting: no address in the greeting".into()))
 }
 
 impl Setup<'_> {

@@ -86,7 +86,7 @@ impl MailConnect {
             for &(side, peer) in &remote.queue_pairs {
                 let bytes = self.sides[side].output(peer);
                 is_silent &= bytes.is_empty();
-                mail = mail.bytes(&bytes);
+                mail = mail.u32(bytes.len() as u32).raw(&bytes);
             }
             if !is_silent {
                 cx.send(&remote.role, &mail.finish()).map_err(failed)?;
@@ -98,11 +98,12 @@ impl MailConnect {
     fn take(&mut self, from: usize, mail: &[u8], ports: &mut [&mut Ports]) -> Result<()> {
         let mut of = Decoder::new(mail);
         for &(side, peer) in &self.remote[from].queue_pairs {
-            let bytes = of.bytes(usize::from(u16::MAX)).map_err(failed)?;
+            let len = of.u32().map_err(failed)?;
+            let bytes = of.raw(len as usize).map_err(failed)?;
             self.sides[side]
                 .input(ports[side], peer, bytes)
                 .map_err(failed)?;
         }
-        Ok(())
+        of.end().map_err(failed)
     }
 }
