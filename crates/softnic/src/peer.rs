@@ -95,7 +95,7 @@ impl Drop for PeerGuard {
     }
 }
 
-/// What this process knows of its own context without asking.
+/// Parts of this process's own context. Another context hands out descriptors of its parts on request.
 pub(crate) struct OwnContext {
     pub(crate) descriptors: Arc<ContextDescriptors>,
     pub(crate) arena: Arc<Arena>,

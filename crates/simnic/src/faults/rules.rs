@@ -102,26 +102,26 @@ pub fn kill_queue_pair(times: u64) -> impl Rule {
     })
 }
 
-/// Fails the queue pair that sends the packets of event `number` at a host. Events of [`FaultPoint::Packets`]
-/// are counted, so acknowledgements are not.
-pub fn kill_queue_pair_at(host: &str, number: u64) -> impl Rule + use<> {
+/// Gives this verdict on the packets of event `number` at a host.
+fn at_packets(host: &str, number: u64, verdict: Verdict) -> impl Rule + use<> {
     let host = host.to_owned();
     from_fn(move |event, _| {
         let now =
             event.point == FaultPoint::Packets && event.host == host && event.number == number;
-        now.then_some(Verdict::Kill)
+        now.then_some(verdict)
     })
+}
+
+/// Fails the queue pair that sends the packets of event `number` at a host. Events of [`FaultPoint::Packets`]
+/// are counted, so acknowledgements are not.
+pub fn kill_queue_pair_at(host: &str, number: u64) -> impl Rule + use<> {
+    at_packets(host, number, Verdict::Kill)
 }
 
 /// Overruns the completion queue of the queue pair that sends the packets of event `number` at a host, counted as by
 /// [`kill_queue_pair_at`].
 pub fn overrun_completion_queue_at(host: &str, number: u64) -> impl Rule + use<> {
-    let host = host.to_owned();
-    from_fn(move |event, _| {
-        let now =
-            event.point == FaultPoint::Packets && event.host == host && event.number == number;
-        now.then_some(Verdict::Overrun)
-    })
+    at_packets(host, number, Verdict::Overrun)
 }
 
 /// Stalls all actors of a host for `span` from `from` on.

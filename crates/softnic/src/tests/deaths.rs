@@ -1,6 +1,8 @@
 //! Processes that are killed or stopped at each point of a request.
 
 use super::child::PeerTestProcess;
+use headworks_verbs::CompletionChannel;
+
 use super::*;
 
 /// A receiving end, with or without an SRQ, and the process that is connected to it.
@@ -166,7 +168,20 @@ fn kills_at_any_send_point_cost_and_block_nothing() {
     }
 }
 
-/// A process that takes the arming of a CQ and is killed before it raises the event must not leave the others without
+/// Makes a CQ with a channel of its own.
+fn cq_with_channel(
+    device: &SoftDevice,
+    depth: u32,
+) -> (Arc<dyn CompletionQueue>, Arc<dyn CompletionChannel>) {
+    let channel = device.create_channel().unwrap();
+    let init = CqInit {
+        channel: Some(channel.clone()),
+        ..cq_init(depth)
+    };
+    (device.create_cq(&init).unwrap(), channel)
+}
+
+/// A process that disarms a CQ and is killed before it raises the event must not leave the others without
 /// wake-ups, even if its queue pair is destroyed before the progress thread knows of the death.
 #[test]
 fn kills_at_any_send_point_lose_no_wake_up_of_others() {
@@ -174,12 +189,7 @@ fn kills_at_any_send_point_lose_no_wake_up_of_others() {
     let mut points = 0;
     for point in 0.. {
         let device = fabric.open("soft:h1");
-        let channel = device.create_channel().unwrap();
-        let init = CqInit {
-            channel: Some(channel.clone()),
-            ..cq_init(32)
-        };
-        let cq = device.create_cq(&init).unwrap();
+        let (cq, channel) = cq_with_channel(&device, 32);
         let qp = || SoftQp::create(&device.context, PD, &qp_init(&cq, None)).unwrap();
         let [mut struck, mut from, mut to] = [(); 3].map(|()| qp());
         let names = [from.qpn(), to.qpn()];
@@ -222,12 +232,7 @@ fn kills_at_any_send_point_lose_no_wake_up_of_others() {
 fn the_end_of_a_queue_pair_without_a_peer_is_no_event() {
     let fabric = Fabric::new();
     let device = fabric.open("soft:h1");
-    let channel = device.create_channel().unwrap();
-    let init = CqInit {
-        channel: Some(channel.clone()),
-        ..cq_init(4)
-    };
-    let cq = device.create_cq(&init).unwrap();
+    let (cq, channel) = cq_with_channel(&device, 4);
     let datagrams = QpInit {
         qp_type: QpType::Ud,
         ..qp_init(&cq, None)
@@ -243,12 +248,7 @@ fn the_end_of_a_queue_pair_without_a_peer_is_no_event() {
 fn an_event_that_an_initiator_left_to_the_owner_is_raised_beside_a_death() {
     let fabric = Fabric::new();
     let device = fabric.open("soft:h1");
-    let channel = device.create_channel().unwrap();
-    let init = CqInit {
-        channel: Some(channel.clone()),
-        ..cq_init(4)
-    };
-    let cq = device.create_cq(&init).unwrap();
+    let (cq, channel) = cq_with_channel(&device, 4);
     let _progress = device.context.progress.service();
     device.context.table.attention().cqs.set(cq.id().0 as usize);
     device.context.service_limits(true);
