@@ -125,8 +125,17 @@ impl EgressWriter {
             if room == 0 {
                 break;
             }
-            let beside_header = |room: u64| usize::try_from(room - HEADER).unwrap_or(usize::MAX);
             let near = self.ring.contiguous(self.at, self.ring.len() as usize) as u64;
+            if near < want {
+                // In one piece at the ring's beginning, the record takes one transfer. A long ring that is often empty
+                // is then used at its beginning only, and that stays in the processor's cache.
+                self.look()?;
+                if near + want <= self.free() {
+                    self.publish(header(PAD, (near - HEADER) as u32), near);
+                    continue;
+                }
+            }
+            let beside_header = |room: u64| usize::try_from(room - HEADER).unwrap_or(usize::MAX);
             let len = left.len().min(DATA_MAX);
             let len = len.min(beside_header(room)).min(beside_header(near));
             if len > 0 {

@@ -335,15 +335,16 @@ impl EgressHalf {
         if let Some(asking) = self.asking {
             return Ok(self.operate(asking, (own, to), memory, group, aside.load, config));
         }
-        let Some((from, _)) = self.piece(config) else {
+        let sendable = self.sendable();
+        if sendable == 0 {
             return Ok(SendStep::Nothing);
-        };
+        }
         let transfer = match self.asked {
             Transfer::Any => self.egress.transfer(),
             asked => asked,
         };
         let is_short = match transfer {
-            Transfer::Any => from.len < config.bulk_min,
+            Transfer::Any => sendable < config.bulk_min,
             Transfer::Send => true,
             Transfer::Write | Transfer::Read => false,
         };
@@ -369,6 +370,12 @@ impl EgressHalf {
             true => self.offer(to, memory, group, aside.load, config),
             false => self.write((own, to), memory, group, aside.load, config),
         })
+    }
+
+    /// Returns how many bytes of the current record the peer has room for.
+    fn sendable(&self) -> u32 {
+        let len = self.current.map_or(0, |extent| extent.len);
+        (self.window - self.sent).min(len.into()) as u32
     }
 
     /// Returns the next bytes to send, at most as many as one transfer takes, and where they go. Returns

@@ -470,7 +470,8 @@ impl DaemonServer {
             let inner = &mut self.inner;
             let timeouts = [inner.closed_until, inner.daemon.next_timeout(), until];
             let deadline = timeouts.into_iter().flatten().min();
-            waiter.set_budget(budget.begin(inner.daemon.awaits_peers(), clock::now()));
+            let (polls, looks) = budget.begin(inner.daemon.awaits_peers(), clock::now());
+            waiter.set_polling(polls, looks);
             let mut turn = |phase| inner.turn(phase);
             let woken = waiter.wait_polling(&mut fds, deadline, &mut turn);
             let has_slept = !matches!(woken, Ok(WakeReason::Ready));

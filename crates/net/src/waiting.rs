@@ -10,6 +10,7 @@
 //! [`PollInterval`] how long to wait between two polls.
 
 use std::io;
+use std::num::NonZeroU32;
 use std::os::fd::BorrowedFd;
 
 use headworks_verbs::{Duration, Instant};
@@ -199,16 +200,26 @@ pub enum WakeReason {
 }
 
 /// Waits for a condition, descriptors and a deadline.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 pub struct Waiter {
     backoff: Backoff,
     spin: SpinMode,
     spins: u32,
+    /// Polls after which it spins once.
+    looks_per_spin: NonZeroU32,
 }
 
 /// With [`SpinMode::Pause`], every this many spins (about 2 µs) yield the core, because the cores that
 /// [`SpinMode::for_waiters`] counted may be busy with other programs.
 const PAUSES: u32 = 64;
+/// Every this many spins also look at the descriptors, which takes a system call.
+const DESCRIPTORS_EVERY: u32 = 8;
+
+impl Default for Waiter {
+    fn default() -> Self {
+        Self::new(SPIN_BUDGET, SpinMode::default())
+    }
+}
 
 impl Waiter {
     /// Polls for `budget` in the mode `spin`, then sleeps.
@@ -217,12 +228,16 @@ impl Waiter {
             backoff: Backoff::new(budget),
             spin,
             spins: 0,
+            looks_per_spin: NonZeroU32::MIN,
         }
     }
 
-    /// Sets how long the next waits poll before they sleep.
-    pub fn set_budget(&mut self, budget: Duration) {
+    /// Sets how long the next waits poll before they sleep, and after how many polls they yield or pause. One, the
+    /// initial value, is right for a waiter whose condition a process on the same core may bring about. A waiter for
+    /// something on another core polls several times, because it notices nothing while it does not run.
+    pub fn set_polling(&mut self, budget: Duration, looks_per_spin: NonZeroU32) {
         self.backoff = Backoff::new(budget);
+        self.looks_per_spin = looks_per_spin;
     }
 
     /// Pauses or yields once between two polls. For callers that have their own loop.
@@ -261,6 +276,7 @@ impl Waiter {
         look: &mut dyn FnMut(WaitPhase) -> bool,
     ) -> io::Result<WakeReason> {
         self.backoff.reset();
+        let mut looks = 0_u32;
         loop {
             if look(WaitPhase::Poll) {
                 return Ok(WakeReason::Ready);
@@ -271,9 +287,14 @@ impl Waiter {
             }
             match self.backoff.idle(now) {
                 BackoffAction::Spin => {
+                    looks = looks.wrapping_add(1);
+                    if !looks.is_multiple_of(self.looks_per_spin.get()) {
+                        std::hint::spin_loop();
+                        continue;
+                    }
                     self.spin_once();
-                    let descriptors_turn = self.spins.is_multiple_of(8) && !fds.is_empty();
-                    if descriptors_turn && poll_now(fds)? > 0 {
+                    let is_turn = self.spins.is_multiple_of(DESCRIPTORS_EVERY) && !fds.is_empty();
+                    if is_turn && poll_now(fds)? > 0 {
                         return Ok(WakeReason::Fd);
                     }
                 }

@@ -186,3 +186,26 @@ fn a_long_message_goes_through_a_short_ring_in_quarters() {
     assert_eq!(got, bytes);
     assert!(records <= 2 * 100_000 / 1024, "{records} records");
 }
+
+#[test]
+fn a_record_is_cut_at_the_ring_s_end_only_if_the_beginning_has_no_room_for_it() {
+    let slabs = slabs(&[1 << 20]);
+    for (is_released, written) in [(true, 500), (false, 408)] {
+        let (mut writer, mut reader) = ends(&slabs, 1024);
+        let mut next = || {
+            let record = reader.next(&slabs).unwrap().expect("a record");
+            if is_released {
+                reader.release(record.end);
+            }
+            record.what
+        };
+        assert_eq!(writer.write(&slabs, &[1; 592]), Ok(592));
+        assert_eq!(next(), RecordKind::Bytes(extent(4096 + 8, 592)));
+        // The end has room for a record of 416 bytes.
+        assert_eq!(writer.write(&slabs, &[2; 500]), Ok(written));
+        let offset = if is_released { 0 } else { 600 };
+        let bytes = extent(4096 + offset + 8, written as u32);
+        assert_eq!(next(), RecordKind::Bytes(bytes));
+        slabs.slab(0).unwrap().write(0, &[0; 8192]).unwrap();
+    }
+}

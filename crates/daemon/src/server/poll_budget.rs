@@ -1,5 +1,7 @@
 //! How long a thread of the daemon polls before it sleeps. Pure: the time is an argument.
 
+use std::num::NonZeroU32;
+
 use headworks_net::waiting::{PollHistory, SPIN_BUDGET};
 use headworks_verbs::{Duration, Instant};
 
@@ -7,6 +9,11 @@ use headworks_verbs::{Duration, Instant};
 /// if the other daemon and its application sleep. Otherwise this thread would fall asleep just before the answer, and
 /// being woken takes longer than the rest of the wait.
 const AWAITING: Duration = Duration::from_micros(200);
+/// Polls for such an answer before the thread yields its core once: about 1 µs. Switching to an application that waits
+/// for the same answer and back takes as long. An answer that comes meanwhile is noticed late.
+const AWAITING_LOOKS: NonZeroU32 = NonZeroU32::new(4).unwrap();
+/// Polls before a yield otherwise: the next request probably comes from an application on this core.
+const LOOKS: NonZeroU32 = NonZeroU32::MIN;
 
 /// Chooses how long each wait polls.
 #[derive(Debug)]
@@ -33,9 +40,10 @@ impl Default for PollBudget {
 }
 
 impl PollBudget {
-    /// Begins a wait, and returns how long it polls. `is_awaiting` tells whether an answer of another host is due. A
-    /// thread whose answers keep coming later than [`AWAITING`] polls that long only now and then.
-    pub(super) fn begin(&mut self, is_awaiting: bool, now: Instant) -> Duration {
+    /// Begins a wait, and returns how long it polls, and after how many polls it yields. `is_awaiting` tells whether an
+    /// answer of another host is due. A thread whose answers keep coming later than [`AWAITING`] polls that long only
+    /// now and then.
+    pub(super) fn begin(&mut self, is_awaiting: bool, now: Instant) -> (Duration, NonZeroU32) {
         if self.is_awaiting && !is_awaiting {
             // The answer ended the last wait.
             self.history.ended(self.polls_long, self.took);
@@ -46,8 +54,8 @@ impl PollBudget {
         self.is_awaiting = is_awaiting;
         self.began = now;
         match is_awaiting && self.polls_long {
-            true => AWAITING,
-            false => SPIN_BUDGET,
+            true => (AWAITING, AWAITING_LOOKS),
+            false => (SPIN_BUDGET, LOOKS),
         }
     }
 
@@ -72,7 +80,7 @@ mod tests {
         budget.begin(true, *now);
         *now += turn;
         budget.end(false, *now);
-        let polls = budget.begin(true, *now);
+        let (polls, _) = budget.begin(true, *now);
         *now += took;
         budget.end(took > polls, *now);
         budget.begin(false, *now);

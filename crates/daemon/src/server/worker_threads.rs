@@ -173,7 +173,8 @@ impl WorkerLoop {
         let mut turns = 0u32;
         let mut budget = PollBudget::default();
         loop {
-            waiter.set_budget(budget.begin(self.awaits_peers, clock::now()));
+            let (polls, looks) = budget.begin(self.awaits_peers, clock::now());
+            waiter.set_polling(polls, looks);
             let woken = waiter.wait_polling(fds, None, &mut |phase| self.turn(phase))?;
             budget.end(woken != WakeReason::Ready, clock::now());
             if woken != WakeReason::Ready || self.has_new_channels {

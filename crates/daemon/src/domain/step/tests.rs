@@ -4,7 +4,9 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use headworks_client::{ControlBlock, EgressWriter, Extent, Op, Operation, Rights, Vqpn};
+use headworks_client::{
+    ControlBlock, EgressWriter, Extent, IngressReader, Op, Operation, Rights, Slabs, Vqpn,
+};
 use headworks_runtime::{ActorContext, StandaloneContext};
 use headworks_shm::Registry;
 use headworks_softnic::SoftProvider;
@@ -126,13 +128,37 @@ impl TwoDomains {
         panic!("the domains never become idle");
     }
 
+    /// Returns the memory of an end's session as its application has it, and the control block of the connection.
+    fn block(&self, own: usize) -> (&Slabs, ControlBlock) {
+        let domain = &self.domains[own];
+        let connection = domain.connections.get(self.offers[own].number).unwrap();
+        let slabs = domain.sessions[self.sessions[own]].memory.slabs();
+        (
+            slabs,
+            ControlBlock::at(slabs, connection.place.block).unwrap(),
+        )
+    }
+
     /// Returns the application's writer of the first end.
     fn writer(&self) -> EgressWriter {
-        let domain = &self.domains[0];
-        let connection = domain.connections.get(self.offers[0].number).unwrap();
-        let slabs = domain.sessions[self.sessions[0]].memory.slabs();
-        let block = ControlBlock::at(slabs, connection.place.block).unwrap();
+        let (slabs, block) = self.block(0);
         EgressWriter::new(slabs, &block).unwrap()
+    }
+
+    /// Lets the first end's application send `bytes`, and the second one's receive them.
+    fn send(&mut self, writer: &mut EgressWriter, reader: &mut IngressReader, bytes: &[u8]) {
+        assert_eq!(writer.write(self.block(0).0, bytes), Ok(bytes.len()));
+        self.call();
+        self.settle();
+        let mut came = vec![0; bytes.len()];
+        assert_eq!(
+            reader.read(self.block(1).0, &mut came),
+            Ok(bytes.len()),
+            "not all came"
+        );
+        assert_eq!(came, bytes);
+        self.domains[1].touched(self.offers[1].number);
+        self.settle();
     }
 
     fn call(&mut self) {
@@ -208,6 +234,28 @@ fn a_connection_waiting_for_room_is_queued_once() {
     let group = &two.domains[0].groups[two.groups[0]].group;
     assert!(group.bulk.room() < 2);
     assert_eq!(group.waiting.len(), 1);
+}
+
+#[test]
+fn a_long_record_is_written_whole_where_the_ring_of_the_peer_wraps() {
+    let mut two = TwoDomains::new(&DaemonLimits {
+        bulk: Bulk::Write,
+        bulk_min: 1024,
+        ring_bytes: 4096,
+        ring_max: 4096,
+        ..DaemonLimits::default()
+    });
+    two.connect();
+    let mut writer = two.writer();
+    let (slabs, block) = two.block(1);
+    let mut reader = IngressReader::new(slabs, &block).unwrap();
+    two.send(&mut writer, &mut reader, &[1; 3500]);
+    let writes = |two: &TwoDomains| two.domains[0].groups[two.groups[0]].group.writes;
+    let before = writes(&two);
+    // Before the end of the peer's ring there is room for less than a WRITE needs, and before the end of the own one
+    // for less than the record.
+    two.send(&mut writer, &mut reader, &[2; 2000]);
+    assert_eq!(writes(&two) - before, 2);
 }
 
 #[test]
