@@ -474,7 +474,7 @@ impl Domain {
                 Ok(extent) => extents.push(extent),
                 Err(why) => {
                     extents.into_iter().for_each(|taken| of.memory.give(taken));
-                    of.memory.refuses(why);
+                    of.memory.report_refusal(&of.name, why);
                     return Err(why);
                 }
             }

@@ -197,12 +197,12 @@ impl SessionMemory {
         self.state().overwritten
     }
 
-    /// Logs that an allocation was refused because of the limit.
-    pub fn refuses(&self, why: Refusal) {
+    /// Logs that an allocation of this application was refused because of the limit.
+    pub fn report_refusal(&self, name: &str, why: Refusal) {
         if why == Refusal::Limit {
             let (_, bytes) = self.bytes();
             tracing::warn!(
-                "an application with {bytes} bytes of shared memory reached its limit: raise memory_each for more"
+                "application {name:?} with {bytes} bytes of shared memory reached its limit: raise memory_each for more"
             );
         }
     }
@@ -213,7 +213,7 @@ impl SessionMemory {
     ///
     /// As [`SessionMemory::take`].
     pub fn ask(&mut self, bytes: u32) -> Result<Extent, Refusal> {
-        let extent = self.take(bytes).inspect_err(|why| self.refuses(*why))?;
+        let extent = self.take(bytes)?;
         let key = (extent.slab, extent.offset, extent.len);
         let mut state = self.state();
         state.asked.insert(key);

@@ -33,7 +33,13 @@ impl Daemon {
             return;
         };
         let is_attached = client.session.is_some();
-        let done = match (Request::decode(packet), is_attached) {
+        let request = Request::decode(packet);
+        // Only an application that attaches has no name here yet.
+        let named = match &request {
+            Ok(Request::Attach { name, .. }) => Some(name.clone()),
+            _ => None,
+        };
+        let done = match (request, is_attached) {
             (Ok(Request::Attach { .. }), true) => Err(Refusal::Misuse),
             (
                 Ok(Request::Attach {
@@ -47,7 +53,8 @@ impl Daemon {
             (Ok(_), false) | (Err(_), _) => Err(Refusal::Misuse),
         };
         if let Err(why) = done {
-            self.report_refusal(session, why);
+            let name = named.as_deref().or(self.name_of(session)).unwrap_or("");
+            report_refusal(name, why);
             self.session_unwanted(session, why);
         }
         // Closes a descriptor that the request did not use.
@@ -68,17 +75,6 @@ impl Daemon {
     }
 
     /// Logs why an application is turned away, and what helps.
-    fn report_refusal(&self, session: SessionId, why: Refusal) {
-        let name = self.name_of(session).unwrap_or("");
-        let helps = match why {
-            Refusal::Misuse | Refusal::Version => {
-                "; install library and daemon of one version; if they are, look for stray writes in the application"
-            }
-            _ => "",
-        };
-        tracing::warn!("application {name:?} is turned away: {why}{helps}");
-    }
-
     /// Returns the name of an attached application.
     pub(super) fn name_of(&self, session: SessionId) -> Option<&str> {
         let client = self.clients.get(&session)?;
@@ -289,7 +285,10 @@ impl Daemon {
                 let of = client.session.as_mut().ok_or(Refusal::Misuse)?;
                 let reply = match of.memory.ask(len) {
                     Ok(extent) => Reply::Allocated { request, extent },
-                    Err(why) => Reply::Refused { request, why },
+                    Err(why) => {
+                        of.memory.report_refusal(&of.name, why);
+                        Reply::Refused { request, why }
+                    }
                 };
                 // Every worker knows the slab before the application does.
                 self.refresh_parts(session);
@@ -482,4 +481,15 @@ pub(super) fn show(listener: &mut Listener, outputs: &mut VecDeque<Output>) {
         let signal = Signal::Readable;
         outputs.push_back(Output::Signal { watch, signal });
     }
+}
+
+/// Logs why an application is turned away.
+fn report_refusal(name: &str, why: Refusal) {
+    let helps = match why {
+        Refusal::Misuse | Refusal::Version => {
+            "; install library and daemon of one version; if they are, look for stray writes in the application"
+        }
+        _ => "",
+    };
+    tracing::warn!("application {name:?} is turned away: {why}{helps}");
 }
