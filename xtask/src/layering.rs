@@ -40,6 +40,7 @@ pub const ALLOWED: &[(&str, &[&str])] = &[
         &["headworks-wire", "headworks-verbs", "headworks-shm"],
     ),
     ("headworks-pacing", &["headworks-verbs", "headworks-shm"]),
+    ("headworks-rxpool", &["headworks-verbs"]),
     (
         "headworks-client",
         &["headworks-wire", "headworks-shm", "headworks-verbs"],

@@ -1,0 +1,304 @@
+//! Free memory of the pool: a slab allocator over units of 4 KiB (section 4.2). Pure.
+//!
+//! A block is 64 units, and an extent lies within a block. The free units of a block are the bits of one word. Blocks are
+//! in lists by the longest run of free units that they have, in powers of two. Within a list the block that got units back
+//! most recently is first. So extents are taken where memory was used last, and the pool's footprint in the processor's
+//! cache is about what is in use at the same time, not the pool's size. For extents of one size, a power of two of units, it
+//! is exactly that, rounded up to blocks.
+//!
+//! # Fragmentation
+//!
+//! Units are released one by one, in any order. So free units may lie apart. [`FreeUnits::take`] of `n` units, rounded up
+//! to the power of two `p`, succeeds whenever some block has `p` free units in a row. In the worst case `64 / p` units in
+//! use in each block prevent that, however many units are free: for an extent of 256 KiB one unit in each block, for a
+//! unit all of them. [`FreeUnits::take_up_to`] fails only if nothing is free. So a caller that takes several extents in place of
+//! one gets all free memory, however it lies.
+
+use std::ops::Range;
+
+/// Bytes of a unit: the granularity of the pool.
+pub const UNIT: u32 = 4096;
+/// Units of a block, and of the longest extent.
+pub const UNITS_MAX: u32 = u64::BITS;
+/// Bytes of the longest extent: 262,144. The paper's fragments are no longer (section 4.1.2).
+pub const EXTENT_MAX: u32 = UNITS_MAX * UNIT;
+/// Greatest number of units of a pool: 4 GiB.
+pub const POOL_UNITS_MAX: u32 = 1 << 20;
+
+/// Adjacent units of the pool's memory, within one block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct PoolExtent {
+    /// Number of the first unit.
+    pub first: u32,
+    /// Number of units, 1 to [`UNITS_MAX`].
+    pub units: u32,
+}
+
+impl PoolExtent {
+    /// Offset in the pool's memory, in bytes.
+    pub fn offset(self) -> u64 {
+        u64::from(self.first) * u64::from(UNIT)
+    }
+
+    /// Length in bytes.
+    pub fn len(self) -> u32 {
+        self.units * UNIT
+    }
+
+    /// Always `false`: an extent has at least one unit.
+    pub fn is_empty(self) -> bool {
+        false
+    }
+
+    /// Returns the `units` units from the `from`th on, counted within the extent, or `None` if it does not have them.
+    #[must_use]
+    pub fn part(self, from: u32, units: u32) -> Option<Self> {
+        let fits = units > 0 && from <= self.units && units <= self.units - from;
+        fits.then(|| Self {
+            first: self.first + from,
+            units,
+        })
+    }
+
+    /// Whether the extent lies within one block.
+    fn is_valid(self) -> bool {
+        let from = self.first % UNITS_MAX;
+        (1..=UNITS_MAX - from).contains(&self.units)
+    }
+
+    fn block(self) -> usize {
+        (self.first / UNITS_MAX) as usize
+    }
+
+    /// The units as bits of their block's word.
+    fn mask(self) -> u64 {
+        (u64::MAX >> (UNITS_MAX - self.units)) << (self.first % UNITS_MAX)
+    }
+}
+
+/// Returns the number of units that `bytes` take.
+pub fn units_of(bytes: u64) -> u64 {
+    bytes.div_ceil(UNIT.into())
+}
+
+/// Error: units that are released are free already, or do not exist.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("units {first} and the {units} from it on are not all in use")]
+pub struct NotInUse {
+    /// The first unit.
+    pub first: u32,
+    /// Number of units.
+    pub units: u32,
+}
+
+/// Lists of blocks: one for each power of two up to [`UNITS_MAX`].
+const LISTS: usize = UNITS_MAX.ilog2() as usize + 1;
+/// List of blocks without free units. No such list is kept.
+const FULL: u8 = LISTS as u8;
+/// No block.
+const NONE: u32 = u32::MAX;
+
+#[derive(Clone, Copy, Debug)]
+struct Block {
+    /// Free units.
+    free: u64,
+    next: u32,
+    previous: u32,
+    list: u8,
+}
+
+/// The free units of a pool.
+#[derive(Clone, Debug)]
+pub struct FreeUnits {
+    blocks: Box<[Block]>,
+    first: [u32; LISTS],
+    /// Lists that have a block, as bits.
+    some: u32,
+    free: u32,
+    units: u32,
+}
+
+impl FreeUnits {
+    /// Makes a pool of `units` units, of which those in `free` are free, the first of them taken first. The others are in use.
+    ///
+    /// # Panics
+    ///
+    /// If there are more than [`POOL_UNITS_MAX`] units, or some of `free` do not exist.
+    pub fn partly_free(units: u32, free: Range<u32>) -> Self {
+        assert!(units <= POOL_UNITS_MAX, "a pool has at most 4 GiB");
+        assert!(free.end <= units, "the pool has no such units");
+        let block = Block {
+            free: 0,
+            next: NONE,
+            previous: NONE,
+            list: FULL,
+        };
+        let mut all = Self {
+            blocks: vec![block; units.div_ceil(UNITS_MAX) as usize].into(),
+            first: [NONE; LISTS],
+            some: 0,
+            free: 0,
+            units,
+        };
+        let mut end = free.end;
+        while end > free.start {
+            // The part of the last block.
+            let first = ((end - 1) / UNITS_MAX * UNITS_MAX).max(free.start);
+            let units = end - first;
+            let released = all.release(PoolExtent { first, units });
+            debug_assert_eq!(released, Ok(()));
+            end = first;
+        }
+        all
+    }
+
+    /// Makes a pool of `units` units, all of them free. The first are taken first.
+    ///
+    /// # Panics
+    ///
+    /// If there are more than [`POOL_UNITS_MAX`] units.
+    pub fn free(units: u32) -> Self {
+        Self::partly_free(units, 0..units)
+    }
+
+    /// Number of free units.
+    pub fn available(&self) -> u32 {
+        self.free
+    }
+
+    /// Number of units, free or in use.
+    pub fn units(&self) -> u32 {
+        self.units
+    }
+
+    /// Takes `units` units, 1 to [`UNITS_MAX`], that lie side by side. Returns `None` if no block has as many free units in a
+    /// row, rounded up to a power of two.
+    #[inline]
+    pub fn take(&mut self, units: u32) -> Option<PoolExtent> {
+        if !(1..=UNITS_MAX).contains(&units) {
+            return None;
+        }
+        let least = units.next_power_of_two().ilog2();
+        let fitting = self.some >> least << least;
+        if fitting == 0 {
+            return None;
+        }
+        let at = self.first[fitting.trailing_zeros() as usize];
+        let block = &self.blocks[at as usize];
+        let from = first_run(block.free, units);
+        let taken = PoolExtent {
+            first: at * UNITS_MAX + from,
+            units,
+        };
+        self.set(at, block.free & !taken.mask());
+        self.free -= units;
+        Some(taken)
+    }
+
+    /// Takes `units` units if they lie side by side, otherwise as many as do, in powers of two. Returns `None` if nothing is
+    /// free.
+    pub fn take_up_to(&mut self, units: u32) -> Option<PoolExtent> {
+        let units = units.clamp(1, UNITS_MAX);
+        if let Some(all) = self.take(units) {
+            return Some(all);
+        }
+        let longest = self.some.checked_ilog2()?;
+        self.take(units.min(1 << longest))
+    }
+
+    /// Releases units. They are the next to be taken.
+    ///
+    /// # Errors
+    ///
+    /// [`NotInUse`], and then nothing is released.
+    #[inline]
+    pub fn release(&mut self, extent: PoolExtent) -> Result<(), NotInUse> {
+        let wrong = NotInUse {
+            first: extent.first,
+            units: extent.units,
+        };
+        if !extent.is_valid() || extent.first + extent.units > self.units {
+            return Err(wrong);
+        }
+        let (at, mask) = (extent.block(), extent.mask());
+        let free = self.blocks[at].free;
+        if free & mask != 0 {
+            return Err(wrong);
+        }
+        self.set(at as u32, free | mask);
+        self.free += extent.units;
+        Ok(())
+    }
+
+    /// Sets the free units of a block, and makes it the first of its list.
+    #[inline]
+    fn set(&mut self, at: u32, free: u64) {
+        let block = self.blocks[at as usize];
+        let list = list_of(free);
+        let is_first = block.previous == NONE;
+        if list == block.list && (list == FULL || is_first) {
+            self.blocks[at as usize].free = free;
+            return;
+        }
+        if block.list != FULL {
+            let from = usize::from(block.list);
+            match is_first {
+                true => self.first[from] = block.next,
+                false => self.blocks[block.previous as usize].next = block.next,
+            }
+            if block.next != NONE {
+                self.blocks[block.next as usize].previous = block.previous;
+            }
+            if self.first[from] == NONE {
+                self.some &= !(1 << from);
+            }
+        }
+        let mut next = NONE;
+        if list != FULL {
+            let to = usize::from(list);
+            next = std::mem::replace(&mut self.first[to], at);
+            if next != NONE {
+                self.blocks[next as usize].previous = at;
+            }
+            self.some |= 1 << to;
+        }
+        self.blocks[at as usize] = Block {
+            free,
+            next,
+            previous: NONE,
+            list,
+        };
+    }
+}
+
+/// Returns the list of a block: the binary logarithm of its longest run of free units, rounded down.
+fn list_of(free: u64) -> u8 {
+    let (mut runs, mut list) = (free, 0);
+    if free == 0 {
+        return FULL;
+    }
+    // The bits of `runs` are the beginnings of runs of at least `2^list` units.
+    while list + 1 < FULL {
+        runs &= runs >> (1 << list);
+        if runs == 0 {
+            break;
+        }
+        list += 1;
+    }
+    list
+}
+
+/// Returns where the first run of `units` free units begins. There must be one.
+fn first_run(free: u64, units: u32) -> u32 {
+    let (mut runs, mut len) = (free, 1);
+    while len < units {
+        let more = len.min(units - len);
+        runs &= runs >> more;
+        len += more;
+    }
+    runs.trailing_zeros()
+}
+
+#[cfg(test)]
+#[path = "units/tests.rs"]
+mod tests;

@@ -1,0 +1,299 @@
+//! Whoever reads one connection gets its bytes, whatever holds the pool: the rules of landing and admission with the real
+//! pool, under every short schedule and under random long ones.
+
+use std::collections::VecDeque;
+
+use headworks_rxpool::admission::{Admission, Admitted, Class, Estimate};
+use headworks_rxpool::config::PoolConfig;
+use headworks_rxpool::holdings::{AppId, HeldExtent};
+use headworks_rxpool::landing::{Landing, LandingStep};
+use headworks_rxpool::pool::{AppLimits, ReceivePool};
+use headworks_rxpool::units::{EXTENT_MAX, UNIT, units_of};
+use headworks_verbs::{Duration, Instant};
+use proptest::prelude::*;
+
+/// Bytes of a connection's own ring.
+const RING: u32 = UNIT;
+/// Rounds in which the connection that is read must get all of its bytes.
+const ROUNDS: usize = 4000;
+const ESTIMATE: Estimate = Estimate {
+    rate: 1_000_000_000,
+    residence: Duration::from_micros(200),
+};
+
+/// Bytes that have arrived and were not read.
+#[derive(Clone, Copy, Debug)]
+enum Arrived {
+    Pool(HeldExtent, u32),
+    Ring(u32),
+}
+
+impl Arrived {
+    fn bytes(self) -> u32 {
+        match self {
+            Self::Pool(_, bytes) | Self::Ring(bytes) => bytes,
+        }
+    }
+}
+
+#[derive(Clone)]
+struct Connection {
+    app: AppId,
+    class: Class,
+    landing: Landing,
+    /// Whether the first transfer waits for admission, or was admitted.
+    waits: bool,
+    admitted: Option<Admitted<usize>>,
+    in_flight: VecDeque<Arrived>,
+    arrived: VecDeque<Arrived>,
+    /// Bytes announced and read.
+    announced: u64,
+    read: u64,
+}
+
+/// A receiving host: a pool, and connections of applications.
+#[derive(Clone)]
+struct Host {
+    pool: ReceivePool,
+    admission: Admission<usize>,
+    connections: Vec<Connection>,
+    config: PoolConfig,
+}
+
+impl Host {
+    /// A host whose pool has one block. The first two connections are of one application.
+    fn new(reads: u32) -> Self {
+        let config = PoolConfig {
+            budget: EXTENT_MAX.into(),
+            mem_esc: Some(0),
+            reads,
+            ..PoolConfig::default()
+        };
+        config.check().unwrap();
+        let mut pool = ReceivePool::new(&config);
+        let apps = [Class::Low, Class::High].map(|class| {
+            let quota = u32::MAX;
+            (pool.add(AppLimits { class, quota }), class)
+        });
+        let connections = [0, 0, 1].map(|at| Connection {
+            app: apps[at].0,
+            class: apps[at].1,
+            landing: Landing::default(),
+            waits: false,
+            admitted: None,
+            in_flight: VecDeque::new(),
+            arrived: VecDeque::new(),
+            announced: 0,
+            read: 0,
+        });
+        Self {
+            pool,
+            admission: Admission::new(&config),
+            connections: connections.into(),
+            config,
+        }
+    }
+
+    fn announce(&mut self, at: usize, bytes: u64) {
+        let connection = &mut self.connections[at];
+        connection.landing.announced(bytes);
+        connection.announced += bytes;
+    }
+
+    /// Takes the receiver's next step on a connection. Returns whether something was begun.
+    fn step(&mut self, at: usize) -> bool {
+        let connection = &mut self.connections[at];
+        let Some(first) = connection.landing.first() else {
+            return false;
+        };
+        if !connection.waits && connection.admitted.is_none() {
+            self.admission
+                .announce(at, connection.class, first, ESTIMATE);
+            connection.waits = true;
+        }
+        while let Some(admitted) = self.admission.admit(self.pool.available()) {
+            let of = &mut self.connections[admitted.transfer];
+            assert!(of.waits && of.admitted.is_none());
+            of.waits = false;
+            of.admitted = Some(admitted);
+        }
+        let connection = &mut self.connections[at];
+        let available = self.pool.available();
+        let admitted = connection.admitted.as_ref();
+        let mut units = admitted.map_or(0, |one| self.admission.spare(one, available));
+        if !self.admission.may_read(self.config.fragment) {
+            units = 0;
+        }
+        let ring = match connection.in_flight.is_empty() && connection.arrived.is_empty() {
+            true => RING,
+            false => 0,
+        };
+        match connection.landing.next(units, self.config.fragment, ring) {
+            LandingStep::Nothing | LandingStep::Wait => return false,
+            LandingStep::Pool(bytes) => {
+                let wanted = units_of(bytes.into()) as u32;
+                let held = self.pool.get_up_to(connection.app, wanted, Instant::ZERO);
+                let held = held.expect("it is free");
+                let bytes = bytes.min(held.extent.len());
+                let admitted = connection.admitted.as_mut().unwrap();
+                self.admission.take(admitted, held.extent.units);
+                self.admission.read_begun(bytes);
+                connection.in_flight.push_back(Arrived::Pool(held, bytes));
+                if connection.landing.begun(bytes) {
+                    self.admission.end(connection.admitted.take().unwrap());
+                }
+            }
+            LandingStep::Ring(bytes) => {
+                connection.in_flight.push_back(Arrived::Ring(bytes));
+                if connection.landing.begun(bytes) {
+                    if std::mem::take(&mut connection.waits) {
+                        assert!(self.admission.withdraw(at, connection.class));
+                    }
+                    if let Some(admitted) = connection.admitted.take() {
+                        self.admission.end(admitted);
+                    }
+                }
+            }
+        }
+        true
+    }
+
+    /// Completes the oldest READ of a connection.
+    fn complete(&mut self, at: usize) -> bool {
+        let connection = &mut self.connections[at];
+        let Some(arrived) = connection.in_flight.pop_front() else {
+            return false;
+        };
+        if let Arrived::Pool(_, bytes) = arrived {
+            self.admission.read_ended(bytes);
+        }
+        connection.arrived.push_back(arrived);
+        true
+    }
+
+    /// The application reads what arrived first on a connection.
+    fn read(&mut self, at: usize) -> bool {
+        let connection = &mut self.connections[at];
+        let Some(arrived) = connection.arrived.pop_front() else {
+            return false;
+        };
+        if let Arrived::Pool(held, _) = arrived {
+            let units = held.extent.units;
+            self.pool.release(connection.app, held, 0, units).unwrap();
+        }
+        connection.landing.consumed(arrived.bytes().into());
+        connection.read += u64::from(arrived.bytes());
+        true
+    }
+
+    /// Goes on with all connections, of which only the application of `which` reads. It must get all of its bytes.
+    fn check_progress(mut self, which: usize) {
+        for _ in 0..ROUNDS {
+            let connection = &self.connections[which];
+            if connection.read == connection.announced {
+                return;
+            }
+            let mut did = false;
+            for at in 0..self.connections.len() {
+                did |= self.step(at);
+                did |= self.complete(at);
+            }
+            did |= self.read(which);
+            let connection = &self.connections[which];
+            assert!(
+                did,
+                "connection {which} stands still after {} of {} bytes",
+                connection.read, connection.announced
+            );
+        }
+        panic!("connection {which} does not get its bytes");
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Action {
+    Announce(usize, u64),
+    Step(usize),
+    Complete(usize),
+    Read(usize),
+}
+
+impl Action {
+    /// Returns whether the action did anything.
+    fn apply(self, host: &mut Host) -> bool {
+        match self {
+            Self::Announce(at, bytes) => {
+                host.announce(at, bytes);
+                true
+            }
+            Self::Step(at) => host.step(at),
+            Self::Complete(at) => host.complete(at),
+            Self::Read(at) => host.read(at),
+        }
+    }
+}
+
+/// Tries every schedule of up to `left` further actions.
+fn explore(host: &Host, left: usize, states: &mut usize) {
+    *states += 1;
+    for which in 0..host.connections.len() {
+        host.clone().check_progress(which);
+    }
+    if left == 0 {
+        return;
+    }
+    for at in 0..host.connections.len() {
+        let actions = [
+            Action::Announce(at, u64::from(EXTENT_MAX) + 1),
+            Action::Announce(at, 5000),
+            Action::Step(at),
+            Action::Complete(at),
+            Action::Read(at),
+        ];
+        for action in actions {
+            let mut next = host.clone();
+            if action.apply(&mut next) {
+                explore(&next, left - 1, states);
+            }
+        }
+    }
+}
+
+#[test]
+fn every_short_schedule_leads_on_with_the_pool_full_and_empty() {
+    let mut states = 0;
+    explore(&Host::new(2), 6, &mut states);
+    // One connection holds the whole pool, and its application reads nothing.
+    let mut full = Host::new(2);
+    full.announce(1, EXTENT_MAX.into());
+    while full.step(1) {}
+    assert_eq!(full.pool.available(), 0);
+    explore(&full, 5, &mut states);
+    assert!(states > 10_000, "{states} states");
+}
+
+fn action() -> impl Strategy<Value = Action> {
+    let bytes = prop_oneof![1u64..5000, 5000u64..600_000];
+    prop_oneof![
+        1 => (0usize..3, bytes).prop_map(|(at, bytes)| Action::Announce(at, bytes)),
+        3 => (0usize..3).prop_map(Action::Step),
+        2 => (0usize..3).prop_map(Action::Complete),
+        1 => (0usize..3).prop_map(Action::Read),
+    ]
+}
+
+proptest! {
+    #[test]
+    fn whoever_reads_gets_its_bytes_after_any_schedule(
+        actions in proptest::collection::vec(action(), 0..100),
+        reads in 1u32..5,
+    ) {
+        let mut host = Host::new(reads);
+        for action in actions {
+            action.apply(&mut host);
+        }
+        for which in 0..host.connections.len() {
+            host.clone().check_progress(which);
+        }
+    }
+}
