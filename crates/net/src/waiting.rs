@@ -207,6 +207,8 @@ pub struct Waiter {
     spins: u32,
     /// Polls after which it spins once.
     looks_per_spin: NonZeroU32,
+    /// Number of waits from now on in which each spin looks at the descriptors.
+    eager: u32,
 }
 
 /// With [`SpinMode::Pause`], every this many spins (about 2 µs) yield the core, because the cores that
@@ -214,6 +216,9 @@ pub struct Waiter {
 const PAUSES: u32 = 64;
 /// Every this many spins also look at the descriptors, which takes a system call.
 const DESCRIPTORS_EVERY: u32 = 8;
+/// Waits after one that a descriptor ended in which each spin looks at the descriptors: the next message often comes the
+/// same way.
+const EAGER: u32 = 16;
 
 impl Default for Waiter {
     fn default() -> Self {
@@ -229,6 +234,7 @@ impl Waiter {
             spin,
             spins: 0,
             looks_per_spin: NonZeroU32::MIN,
+            eager: 0,
         }
     }
 
@@ -277,6 +283,13 @@ impl Waiter {
     ) -> io::Result<WakeReason> {
         self.backoff.reset();
         let mut looks = 0_u32;
+        let every = match self.eager.checked_sub(1) {
+            Some(left) => {
+                self.eager = left;
+                1
+            }
+            None => DESCRIPTORS_EVERY,
+        };
         loop {
             if look(WaitPhase::Poll) {
                 return Ok(WakeReason::Ready);
@@ -293,8 +306,9 @@ impl Waiter {
                         continue;
                     }
                     self.spin_once();
-                    let is_turn = self.spins.is_multiple_of(DESCRIPTORS_EVERY) && !fds.is_empty();
+                    let is_turn = self.spins.is_multiple_of(every) && !fds.is_empty();
                     if is_turn && poll_now(fds)? > 0 {
+                        self.eager = EAGER;
                         return Ok(WakeReason::Fd);
                     }
                 }
@@ -303,6 +317,7 @@ impl Waiter {
                         return Ok(WakeReason::Ready);
                     }
                     if sleep(fds, deadline)? > 0 {
+                        self.eager = EAGER;
                         return Ok(WakeReason::Fd);
                     }
                 }
