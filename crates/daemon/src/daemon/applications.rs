@@ -53,7 +53,10 @@ impl Daemon {
             (Ok(_), false) | (Err(_), _) => Err(Refusal::Misuse),
         };
         if let Err(why) = done {
-            let name = named.as_deref().or(self.name_of(session)).unwrap_or("");
+            let name = named
+                .as_deref()
+                .or_else(|| self.name_of(session))
+                .unwrap_or("");
             report_refusal(name, why);
             self.session_unwanted(session, why);
         }
