@@ -126,9 +126,8 @@ impl EgressWriter {
                 break;
             }
             let near = self.ring.contiguous(self.at, self.ring.len() as usize) as u64;
-            if near < want {
-                // In one piece at the ring's beginning, the record takes one transfer. A long ring that is often empty
-                // is then used at its beginning only, and that stays in the processor's cache.
+            if near < want && near + want < self.ring.len() {
+                // In one piece at the ring's beginning, the record takes one transfer.
                 self.look()?;
                 if near + want <= self.free() {
                     self.publish(header(PAD, (near - HEADER) as u32), near);
@@ -433,7 +432,12 @@ impl EgressReader {
                 DATA | PAD if was_pad => return Err(ContractError::RecordKind(kind)),
                 DATA | PAD => {
                     self.was_pad = true;
+                    let is_next = self.freed == self.last_end;
                     self.at = end;
+                    if is_next {
+                        // It is released at once, so that it does not count as backlog.
+                        self.release(self.last_end);
+                    }
                     continue;
                 }
                 LEND if len == 16 => RecordKind::Bytes(self.lent(slabs, body)?),

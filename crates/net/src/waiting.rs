@@ -258,8 +258,8 @@ impl Waiter {
 
     /// Waits until `look` returns true, one of `fds` is readable (or hung up), or `deadline` has passed.
     ///
-    /// While it spins, it calls `look` in every iteration, and polls the descriptors in every eighth, because
-    /// that takes a system call. Before every sleep it calls `look` with [`WaitPhase::Arm`]; `look` must then
+    /// While it polls, it calls `look` in every iteration, and looks at the descriptors after every eighth spin, because
+    /// that takes a system call, or after every spin if a descriptor ended one of the last waits. Before every sleep it calls `look` with [`WaitPhase::Arm`]; `look` must then
     /// arm whatever makes one of the descriptors readable.
     pub fn wait(
         &mut self,

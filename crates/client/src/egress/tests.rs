@@ -192,20 +192,21 @@ fn a_record_is_cut_at_the_ring_s_end_only_if_the_beginning_has_no_room_for_it() 
     let slabs = slabs(&[1 << 20]);
     for (is_released, written) in [(true, 500), (false, 408)] {
         let (mut writer, mut reader) = ends(&slabs, 1024);
-        let mut next = || {
-            let record = reader.next(&slabs).unwrap().expect("a record");
-            if is_released {
-                reader.release(record.end);
-            }
-            record.what
-        };
         assert_eq!(writer.write(&slabs, &[1; 592]), Ok(592));
-        assert_eq!(next(), RecordKind::Bytes(extent(4096 + 8, 592)));
+        let first = reader.next(&slabs).unwrap().expect("a record");
+        assert_eq!(first.what, RecordKind::Bytes(extent(4096 + 8, 592)));
+        if is_released {
+            reader.release(first.end);
+        }
         // The end has room for a record of 416 bytes.
         assert_eq!(writer.write(&slabs, &[2; 500]), Ok(written));
         let offset = if is_released { 0 } else { 600 };
+        let second = reader.next(&slabs).unwrap().expect("a record");
         let bytes = extent(4096 + offset + 8, written as u32);
-        assert_eq!(next(), RecordKind::Bytes(bytes));
+        assert_eq!(second.what, RecordKind::Bytes(bytes));
+        // The pad is no backlog.
+        let backlog = if is_released { 8 + 504 } else { 600 + 416 };
+        assert_eq!(reader.backlog(), backlog);
         slabs.slab(0).unwrap().write(0, &[0; 8192]).unwrap();
     }
 }

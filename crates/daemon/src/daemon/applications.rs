@@ -77,7 +77,6 @@ impl Daemon {
         self.part(session, Reset::Misuse);
     }
 
-    /// Logs why an application is turned away, and what helps.
     /// Returns the name of an attached application.
     pub(super) fn name_of(&self, session: SessionId) -> Option<&str> {
         let client = self.clients.get(&session)?;
