@@ -26,7 +26,11 @@ fn main() {
             class: Class::Normal,
             quota: u32::MAX,
         });
-        let get = |pool: &mut ReceivePool| pool.get(app, units, Instant::ZERO).expect("free");
+        let get = |pool: &mut ReceivePool| {
+            let held = pool.get(app, units).expect("free");
+            assert!(pool.arrived(app, held, Instant::ZERO));
+            held
+        };
         let mut held: Vec<_> = (0..HELD).map(|_| get(&mut pool)).collect();
         let mut rounds: Vec<f64> = (0..ROUNDS)
             .map(|_| {

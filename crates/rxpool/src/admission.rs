@@ -1,17 +1,21 @@
 //! Admission of transfers: which announced transfer may be READ next, and how much may be in flight (sections 3.2 and
 //! 4.1.2). Pure.
 //!
-//! Transfers wait in one queue for each class, first in, first out. The first of a queue is admitted if the memory that it
-//! is expected to take is free, and not promised to transfers admitted before. By Little's law that is the rate at which it
-//! arrives times the time that its bytes stay; at least one fragment, at most the transfer. A higher class goes first, but
-//! after [`BYPASSES_MAX`] transfers that overtook a lower class, that class's first is next, and nothing else is admitted
-//! before it. READs in flight are limited in number and in bytes.
+//! Transfers wait in a queue for each application, first in, first out. The applications of a class take turns. A
+//! transfer is admitted if the memory that it is expected to take is free, and not claimed by transfers admitted
+//! before. By Little's law that is the rate at which it arrives times the time that its bytes stay; at least a
+//! fragment, at most the transfer, and at most a quarter of the pool. Until it has been READ, that is its
+//! application's [claim](crate::pool). An application whose quota leaves no room for it is passed over. A higher class
+//! goes first, but after [`BYPASSES_MAX`] transfers that overtook a lower class, that class is next, and nothing else
+//! is admitted before it. READs in flight are limited in number and in bytes.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
 use headworks_verbs::Duration;
 
 use crate::config::PoolConfig;
+use crate::holdings::AppId;
+use crate::pool::ReceivePool;
 use crate::units::{UNIT, units_of};
 
 /// Class of service of an application. A lower number goes first.
@@ -22,7 +26,7 @@ pub enum Class {
     /// The default.
     #[default]
     Normal = 1,
-    /// Goes last, and gets ordinary memory when the pool is short.
+    /// Goes last.
     Low = 2,
 }
 
@@ -37,7 +41,7 @@ pub const BYPASSES_MAX: u32 = 8;
 /// Expected use of the pool by a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Estimate {
-    /// Bytes per second at which the transfer arrives.
+    /// Rate at which the transfer arrives, in bytes per second.
     pub rate: u64,
     /// How long its bytes stay in the pool.
     pub residence: Duration,
@@ -52,7 +56,7 @@ impl Estimate {
     }
 }
 
-/// A transfer that waits or was admitted.
+/// A transfer that waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Waiting<T> {
     transfer: T,
@@ -60,124 +64,181 @@ struct Waiting<T> {
     footprint: u32,
 }
 
-/// A transfer that may be READ.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// A transfer that may be READ. Its application has claimed what it is expected to take. Pass it to [`Admission::end`]
+/// once.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Admitted<T> {
+    transfer: T,
+    app: AppId,
+    footprint: u32,
+}
+
+impl<T: Copy> Admitted<T> {
     /// The transfer.
-    pub transfer: T,
-    /// Its class.
-    pub class: Class,
-    /// Units that are promised to it. Each unit that it takes is one less: see [`Admission::take`].
-    pub promised: u32,
+    pub fn transfer(&self) -> T {
+        self.transfer
+    }
+
+    /// Its application.
+    pub fn app(&self) -> AppId {
+        self.app
+    }
+
+    /// Units that it claims.
+    pub fn footprint(&self) -> u32 {
+        self.footprint
+    }
+}
+
+/// The waiting transfers of a class.
+#[derive(Clone, Debug)]
+struct ClassQueue<T> {
+    by_app: BTreeMap<AppId, VecDeque<Waiting<T>>>,
+    /// Applications that have a transfer here, in the order of their turns.
+    turns: VecDeque<AppId>,
+    /// Transfers of higher classes that overtook this one.
+    bypasses: u32,
 }
 
 /// Queues and windows of a pool. `T` names a transfer.
 #[derive(Clone, Debug)]
 pub struct Admission<T> {
-    queues: [VecDeque<Waiting<T>>; Class::ALL.len()],
-    /// Transfers that overtook the first of a queue.
-    bypasses: [u32; Class::ALL.len()],
-    /// Units that are promised to admitted transfers and that those have not taken.
-    promised: u32,
+    classes: [ClassQueue<T>; Class::ALL.len()],
     /// Admitted transfers that have not ended.
     admitted: u32,
+    is_short: bool,
     reads: u32,
     read_bytes: u64,
     reads_max: u32,
     read_bytes_max: u64,
     fragment: u32,
-    budget: u32,
+    /// Units of the longest footprint.
+    footprint_max: u32,
 }
 
 impl<T: Copy + PartialEq> Admission<T> {
     /// Queues and windows of a pool with this configuration.
     pub fn new(config: &PoolConfig) -> Self {
         Self {
-            queues: Default::default(),
-            bypasses: [0; Class::ALL.len()],
-            promised: 0,
+            classes: std::array::from_fn(|_| ClassQueue {
+                by_app: BTreeMap::new(),
+                turns: VecDeque::new(),
+                bypasses: 0,
+            }),
             admitted: 0,
+            is_short: false,
             reads: 0,
             read_bytes: 0,
             reads_max: config.reads,
             read_bytes_max: config.read_bytes,
             fragment: config.fragment,
-            budget: config.budget_units(),
+            footprint_max: (config.budget_units() / 4).max(1),
         }
     }
 
-    /// Queues a transfer of `bytes`.
-    pub fn announce(&mut self, transfer: T, class: Class, bytes: u64, estimate: Estimate) {
+    /// Queues a transfer of `bytes`, behind those of its application.
+    pub fn announce(
+        &mut self,
+        transfer: T,
+        (app, class): (AppId, Class),
+        bytes: u64,
+        estimate: Estimate,
+    ) {
         let footprint = units_of(estimate.footprint(bytes, self.fragment));
-        // More than the pool has can never be free. Such a transfer takes the pool for itself.
-        let footprint = footprint.min(self.budget.into()) as u32;
-        self.queues[class as usize].push_back(Waiting {
+        let footprint = footprint.clamp(1, self.footprint_max.into()) as u32;
+        let of = &mut self.classes[class as usize];
+        let queue = of.by_app.entry(app).or_default();
+        if queue.is_empty() {
+            of.turns.push_back(app);
+        }
+        queue.push_back(Waiting {
             transfer,
             footprint,
         });
     }
 
     /// Removes a transfer that waits: its connection is gone, or it was carried in another way. Returns whether it
-    /// waited.
-    pub fn withdraw(&mut self, transfer: T, class: Class) -> bool {
-        let at = class as usize;
-        let queue = &mut self.queues[at];
+    /// waited. Takes time in proportion to the waiting transfers of its application.
+    pub fn withdraw(&mut self, transfer: T, (app, class): (AppId, Class)) -> bool {
+        let of = &mut self.classes[class as usize];
+        let Some(queue) = of.by_app.get_mut(&app) else {
+            return false;
+        };
         let before = queue.len();
-        let was_first = queue.front().is_some_and(|one| one.transfer == transfer);
         queue.retain(|one| one.transfer != transfer);
-        if was_first {
-            self.bypasses[at] = 0;
+        let waited = queue.len() < before;
+        if queue.is_empty() {
+            of.by_app.remove(&app);
+            of.turns.retain(|one| *one != app);
         }
-        self.queues[at].len() < before
+        waited
     }
 
-    /// Admits the next transfer, if `available` units of the pool are enough for it. Call it until it returns `None`.
-    pub fn admit(&mut self, available: u32) -> Option<Admitted<T>> {
+    /// Admits the next transfer, if the pool has room for it. Call it until it returns `None`.
+    pub fn admit(&mut self, pool: &mut ReceivePool) -> Option<Admitted<T>> {
+        self.is_short = self.admitted >= self.reads_max && self.is_waited_for();
         if self.admitted >= self.reads_max {
             return None;
         }
-        let waiting = |class: &&Class| !self.queues[**class as usize].is_empty();
-        let starving = |class: &&Class| self.bypasses[**class as usize] >= BYPASSES_MAX;
-        let all = || Class::ALL.iter().filter(waiting);
+        let starving = |class: &&Class| self.classes[**class as usize].bypasses >= BYPASSES_MAX;
+        let first = Class::ALL.iter().find(starving).copied();
         // Of two that starve, the higher goes first.
-        let class = *all().find(starving).or_else(|| all().next())?;
-        let at = class as usize;
-        let first = *self.queues[at].front()?;
-        if first.footprint > available.saturating_sub(self.promised) {
-            return None;
+        let order = first.into_iter().chain(Class::ALL);
+        for class in order {
+            let of = &mut self.classes[class as usize];
+            for turn in 0..of.turns.len() {
+                let app = of.turns[turn];
+                let queue = of.by_app.get_mut(&app)?;
+                let footprint = queue.front()?.footprint;
+                let claimable = pool.claimable(app);
+                if footprint > claimable.quota {
+                    continue;
+                }
+                if footprint > claimable.free {
+                    self.is_short = true;
+                    return None;
+                }
+                let transfer = queue.pop_front()?.transfer;
+                of.turns.remove(turn);
+                match queue.is_empty() {
+                    true => drop(of.by_app.remove(&app)),
+                    false => of.turns.push_back(app),
+                }
+                of.bypasses = 0;
+                for lower in &mut self.classes[class as usize + 1..] {
+                    lower.bypasses += u32::from(!lower.turns.is_empty());
+                }
+                let claimed = pool.claim(app, footprint);
+                debug_assert!(claimed, "it was claimable");
+                self.admitted += 1;
+                return Some(Admitted {
+                    transfer,
+                    app,
+                    footprint,
+                });
+            }
+            // Nobody of this class can be admitted whatever becomes free. So the class does not keep the others
+            // waiting.
+            of.bypasses = 0;
         }
-        self.queues[at].pop_front();
-        self.bypasses[at] = 0;
-        for lower in Class::ALL.into_iter().skip(at + 1) {
-            let waits = !self.queues[lower as usize].is_empty();
-            self.bypasses[lower as usize] += u32::from(waits);
-        }
-        self.promised += first.footprint;
-        self.admitted += 1;
-        Some(Admitted {
-            transfer: first.transfer,
-            class,
-            promised: first.footprint,
-        })
+        None
     }
 
-    /// Records that an admitted transfer took units of the pool. A transfer may take more than it was promised, if more is
-    /// free: [`spare`](Self::spare).
-    pub fn take(&mut self, admitted: &mut Admitted<T>, units: u32) {
-        let kept = units.min(admitted.promised);
-        admitted.promised -= kept;
-        self.promised -= kept;
-    }
-
-    /// Returns how many of `available` units an admitted transfer may take.
-    pub fn spare(&self, admitted: &Admitted<T>, available: u32) -> u32 {
-        available.saturating_sub(self.promised - admitted.promised)
-    }
-
-    /// Ends an admitted transfer.
-    pub fn end(&mut self, admitted: Admitted<T>) {
-        self.promised -= admitted.promised;
+    /// Ends an admitted transfer: all its READs have begun, or it has failed, or it waits again.
+    pub fn end(&mut self, admitted: Admitted<T>, pool: &mut ReceivePool) {
+        pool.unclaim(admitted.app, admitted.footprint);
         self.admitted -= 1;
+    }
+
+    /// Whether a transfer waits for memory or for another transfer, and not for its own application, as of the last
+    /// [`admit`](Self::admit).
+    pub fn is_short(&self) -> bool {
+        self.is_short
+    }
+
+    /// Whether a transfer waits.
+    pub fn is_waited_for(&self) -> bool {
+        self.classes.iter().any(|of| !of.turns.is_empty())
     }
 
     /// Whether another READ of `bytes` may be in flight.
@@ -199,12 +260,8 @@ impl<T: Copy + PartialEq> Admission<T> {
 
     /// Number of transfers of a class that wait.
     pub fn waiting(&self, class: Class) -> usize {
-        self.queues[class as usize].len()
-    }
-
-    /// Units that are promised to admitted transfers.
-    pub fn promised(&self) -> u32 {
-        self.promised
+        let queues = self.classes[class as usize].by_app.values();
+        queues.map(VecDeque::len).sum()
     }
 
     /// Number of READs in flight, and their bytes.
@@ -213,15 +270,20 @@ impl<T: Copy + PartialEq> Admission<T> {
     }
 }
 
-/// Moving averages from which transfers are estimated: how fast they arrive, and how long their bytes stay.
+/// Exponentially weighted moving averages from which the transfers of an application are estimated: how fast they
+/// arrive, and how long their bytes stay. One for each application, so that one that releases slowly does not count
+/// for others.
 #[derive(Clone, Copy, Debug)]
 pub struct Estimator {
-    nanos_per_unit: u64,
+    /// Nanoseconds per unit, and of the residence, times [`SCALE`].
+    per_unit: u64,
     residence: u64,
 }
 
-/// Weight of a new value in the moving averages: one in this many.
+/// Weight of a new value in the averages: one in this many.
 const WEIGHT: u64 = 16;
+/// Factor of the stored averages, so that rounding does not stop them before they reach a value that stays the same.
+const SCALE: u64 = 1024;
 /// Estimates before anything was measured: 12.5 GB/s, the rate of a link of 100 Gbit/s, and 200 µs (section 2.2).
 const FIRST: Estimate = Estimate {
     rate: 12_500_000_000,
@@ -231,8 +293,8 @@ const FIRST: Estimate = Estimate {
 impl Default for Estimator {
     fn default() -> Self {
         Self {
-            nanos_per_unit: u64::from(UNIT) * 1_000_000_000 / FIRST.rate,
-            residence: FIRST.residence.nanos(),
+            per_unit: u64::from(UNIT) * 1_000_000_000 * SCALE / FIRST.rate,
+            residence: FIRST.residence.nanos() * SCALE,
         }
     }
 }
@@ -240,28 +302,29 @@ impl Default for Estimator {
 impl Estimator {
     /// Records a READ of `bytes` that took `took` from the post to the completion.
     pub fn arrived(&mut self, bytes: u32, took: Duration) {
-        let nanos = took.nanos() / units_of(bytes.into()).max(1);
-        self.nanos_per_unit = average(self.nanos_per_unit, nanos);
+        let units = u64::from(bytes).div_ceil(UNIT.into()).max(1);
+        self.per_unit = average(self.per_unit, took.nanos().saturating_mul(SCALE) / units);
     }
 
     /// Records units that were released after they had been held for `held`.
     pub fn released(&mut self, held: Duration) {
-        self.residence = average(self.residence, held.nanos());
+        self.residence = average(self.residence, held.nanos().saturating_mul(SCALE));
     }
 
     /// Returns what is expected of the next transfer.
     pub fn estimate(&self) -> Estimate {
+        let bytes = u128::from(UNIT) * u128::from(SCALE) * 1_000_000_000;
+        let rate = bytes / u128::from(self.per_unit.max(1));
         Estimate {
-            rate: u64::from(UNIT) * 1_000_000_000 / self.nanos_per_unit.max(1),
-            residence: Duration::from_nanos(self.residence),
+            rate: u64::try_from(rate).unwrap_or(u64::MAX),
+            residence: Duration::from_nanos(self.residence / SCALE),
         }
     }
 }
 
 fn average(old: u64, new: u64) -> u64 {
     let sum = u128::from(old) * u128::from(WEIGHT - 1) + u128::from(new);
-    // Rounded, so that the average reaches a value that stays the same.
-    ((sum + u128::from(WEIGHT / 2)) / u128::from(WEIGHT)) as u64
+    (sum / u128::from(WEIGHT)) as u64
 }
 
 #[cfg(test)]

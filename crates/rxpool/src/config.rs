@@ -1,33 +1,36 @@
-//! Sizes and parameters of the pool: meaning, unit, range, default. The paper states the sizes and the windows; the five
-//! parameters of Algorithm 1 have values of ours.
+//! Sizes and parameters of the pool: meaning, unit, range, default. The paper states the sizes and the windows; the
+//! five parameters of Algorithm 1 have values of ours.
 
 use headworks_verbs::Duration;
 
-use crate::units::{EXTENT_MAX, UNIT, units_of};
+use crate::units::{EXTENT_MAX, UNIT, UNITS_MAX, units_of};
 
 /// Sizes and parameters of a pool.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PoolConfig {
-    /// Bytes of the pool: 262,144 to 1,073,741,824, a multiple of 4,096. Default 8,388,608 (section 4.1.3: 32 transfers of
-    /// 256 KiB). Choose about what is in use at the same time: rate times the time that data stays.
+    /// Bytes of the pool: 262,144 to 1,073,741,824, a multiple of 4,096. Default 8,388,608 (section 4.1.3: 32
+    /// transfers of 256 KiB). Choose about what is in use at the same time: rate times the time that data stays.
     pub budget: u64,
-    /// READs in flight at most, 1 to 1,024. Default 32 (section 4.1.2).
+    /// READs in flight, and transfers admitted, at most: 1 to 1,024. Default 32 (section 4.1.2).
     pub reads: u32,
-    /// Bytes of READs in flight at most, from 262,144 on. Default 8,388,608 (section 4.1.2).
+    /// Bytes of READs in flight at most: 262,144 to 1,073,741,824. Default 8,388,608 (section 4.1.2).
     pub read_bytes: u64,
     /// Bytes of a READ at most: 4,096 to 262,144, a multiple of 4,096. Default 262,144 (section 4.1.2).
     pub fragment: u32,
-    /// CACHE_SAFE: the pool is short when fewer bytes are free; at most the budget. Default a quarter of it.
+    /// CACHE_SAFE: the pool is short when fewer bytes are free: 8,192 to the budget, a multiple of 4,096. Default a
+    /// quarter of the budget.
     pub cache_safe: Option<u64>,
-    /// CACHE_DANGER: the pool is in danger when fewer bytes are free; below `cache_safe`. Default a sixteenth of the budget.
+    /// CACHE_DANGER: the pool is in danger when fewer bytes are free: less than `cache_safe`, a multiple of 4,096.
+    /// Default a quarter of `cache_safe`.
     pub cache_danger: Option<u64>,
-    /// MEM_ESC: bytes of ordinary memory that may replace stragglers at the same time, 0 to the budget, a multiple of 4,096.
-    /// Default a quarter of the budget.
+    /// MEM_ESC: bytes of ordinary memory that may replace stragglers at the same time, 0 to the budget, a multiple of
+    /// 4,096. Default a quarter of the budget.
     pub mem_esc: Option<u64>,
-    /// CREDIT: part of what an application holds, in percent, above which stragglers make it a slow one: 0 to 100. Default 50.
+    /// CREDIT: part of what an application holds, in percent, above which stragglers make it a slow one: 0 to 100.
+    /// Default 50.
     pub credit: u32,
-    /// Straggler time: how long an extent may be held before it counts as a straggler: 10 µs to 10 s. Default 2 ms. The paper's
-    /// data stays for hundreds of microseconds (section 2.2).
+    /// Straggler time: how long an extent may be held before it counts as a straggler: 10 µs to 10 s. Default 2 ms.
+    /// The paper's data stays for hundreds of microseconds (section 2.2).
     pub straggler_time: Duration,
     /// Least time between two signals to the senders: 10 µs to 10 s. Default 1 ms.
     pub signal_interval: Duration,
@@ -67,6 +70,11 @@ const BUDGET: (u64, u64) = (EXTENT_MAX as u64, 1 << 30);
 /// Least and greatest time in nanoseconds.
 const TIME: (u64, u64) = (10_000, 10_000_000_000);
 
+/// Rounds bytes down to whole units.
+fn whole_units(bytes: u64) -> u64 {
+    bytes / u64::from(UNIT) * u64::from(UNIT)
+}
+
 impl PoolConfig {
     /// Checks that all values are allowed.
     ///
@@ -80,7 +88,13 @@ impl PoolConfig {
         let numbers = [
             ("budget", self.budget, BUDGET.0, BUDGET.1, unit),
             ("reads", self.reads.into(), 1, 1024, 1),
-            ("read_bytes", self.read_bytes, EXTENT_MAX.into(), 1 << 40, 1),
+            (
+                "read_bytes",
+                self.read_bytes,
+                EXTENT_MAX.into(),
+                BUDGET.1,
+                1,
+            ),
             (
                 "fragment",
                 self.fragment.into(),
@@ -88,8 +102,8 @@ impl PoolConfig {
                 EXTENT_MAX.into(),
                 unit,
             ),
-            ("cache_safe", safe, 0, self.budget, 1),
-            ("cache_danger", danger, 0, safe.saturating_sub(1), 1),
+            ("cache_safe", safe, 2 * unit, self.budget, unit),
+            ("cache_danger", danger, 0, safe.saturating_sub(unit), unit),
             ("mem_esc", self.mem_esc_bytes(), 0, self.budget, unit),
             ("credit", self.credit.into(), 0, 100, 1),
             (
@@ -125,17 +139,18 @@ impl PoolConfig {
     }
 
     fn safe_bytes(&self) -> u64 {
-        self.cache_safe.unwrap_or(self.budget / 4)
+        self.cache_safe
+            .unwrap_or_else(|| whole_units(self.budget / 4))
     }
 
     fn danger_bytes(&self) -> u64 {
-        self.cache_danger.unwrap_or(self.budget / 16)
+        let quarter = whole_units(self.safe_bytes() / 4);
+        self.cache_danger.unwrap_or(quarter)
     }
 
     /// Bytes of ordinary memory that may replace stragglers.
     pub fn mem_esc_bytes(&self) -> u64 {
-        let quarter = self.budget / 4 / u64::from(UNIT) * u64::from(UNIT);
-        self.mem_esc.unwrap_or(quarter)
+        self.mem_esc.unwrap_or_else(|| whole_units(self.budget / 4))
     }
 
     /// Units of the pool.
@@ -143,9 +158,14 @@ impl PoolConfig {
         units_of(self.budget) as u32
     }
 
+    /// The first unit of those that may replace stragglers: the first of a block, behind the pool's own.
+    pub fn reserve_from(&self) -> u32 {
+        self.budget_units().next_multiple_of(UNITS_MAX)
+    }
+
     /// Units of memory that the pool needs: its own, and those that may replace stragglers.
     pub fn memory_units(&self) -> u32 {
-        self.budget_units() + units_of(self.mem_esc_bytes()) as u32
+        self.reserve_from() + units_of(self.mem_esc_bytes()) as u32
     }
 
     /// Parameters of the escape controller.
@@ -157,8 +177,8 @@ impl PoolConfig {
             mem_esc: units_of(self.mem_esc_bytes()) as u32,
             credit: self.credit,
             straggler_time: self.straggler_time,
-            // A rung is left when a quarter of the distance between the thresholds is free above its own.
-            margin: units_of((safe - danger.min(safe)) / 4) as u32,
+            // A quarter of the distance between the thresholds, and no more than an empty pool has.
+            margin: units_of(((safe - danger.min(safe)) / 4).min(self.budget - safe)) as u32,
             signal_interval: self.signal_interval,
         }
     }
@@ -177,7 +197,7 @@ pub struct EscapeConfig {
     pub credit: u32,
     /// See [`PoolConfig::straggler_time`].
     pub straggler_time: Duration,
-    /// How far above a threshold the level must rise before its rung is left.
+    /// How far above a threshold the level must rise before the threshold counts as exceeded again.
     pub margin: u32,
     /// See [`PoolConfig::signal_interval`].
     pub signal_interval: Duration,
@@ -204,7 +224,7 @@ mod tests {
         );
         assert_eq!(
             wrong(|config| config.cache_danger = Some(2 << 20)),
-            "cache_danger is 2097152: 0 to 2097151"
+            "cache_danger is 2097152: 0 to 2093056, a multiple of 4096"
         );
         assert_eq!(
             wrong(|config| config.credit = 101),

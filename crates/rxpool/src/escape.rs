@@ -8,14 +8,15 @@
 //!
 //! # Differences from the paper
 //!
-//! - The paper names four of its five parameters and states no value of any. The fifth is the straggler time. All values
-//!   are ours.
-//! - In the listing the test of `CACHE_DANGER` is inside the branch that copies. Here it stands alone, as the text has it:
-//!   the pool may be in danger while stragglers are still being replaced.
-//! - Each rung is left at a level that is higher than the one at which it is entered, so that a level that hovers about a
-//!   threshold does not turn the rung on and off.
-//! - Before the senders are signalled, nothing more is admitted. That alone often helps, and costs nobody anything.
-//! - Signals have a least distance in time, so that no receiver can bring a sender to a halt.
+//! - The paper names four of its five parameters and states no value of any. The fifth is the straggler time. All
+//!   values are ours.
+//! - In the listing the test of `CACHE_DANGER` is inside the branch that copies. Here it stands alone: the pool may be
+//!   in danger while stragglers are still being replaced.
+//! - An action ends at a level that is higher than the one at which it begins (hysteresis), so that a level that
+//!   hovers about a threshold does not turn the action on and off.
+//! - Before the senders are signalled, nothing more is admitted. That alone often helps, and costs the senders
+//!   nothing.
+//! - Signals have a least distance in time.
 
 use headworks_verbs::{Duration, Instant};
 
@@ -65,8 +66,8 @@ impl EscapeController {
         }
     }
 
-    /// Decides, where `available` units of the pool are free and `replaced` units are replaced. Call it when the level has
-    /// fallen, and again while a decision asks for something.
+    /// Decides, where `available` units of the pool are free and `replaced` units are replaced. Call it when the level
+    /// has fallen, and again while a decision asks for something.
     pub fn decide(&mut self, available: u32, replaced: u32, now: Instant) -> EscapeDecision {
         let config = &self.config;
         let margin = config.margin;
@@ -94,7 +95,8 @@ impl EscapeController {
         }
     }
 
-    /// Whether an application releases slowly: stragglers are more than the configured part of what it holds.
+    /// Whether an application releases slowly: stragglers are more than the configured part of what it holds. Count no
+    /// extents that were replaced: they do not make the pool short.
     pub fn is_slow(&self, stragglers: u32, held: u32) -> bool {
         u64::from(stragglers) * 100 > u64::from(held) * u64::from(self.config.credit)
     }
@@ -109,9 +111,14 @@ impl EscapeController {
         self.is_in_danger
     }
 
-    /// Returns when [`decide`](Self::decide) must be called next even if the level does not change.
+    /// Returns when [`decide`](Self::decide) must be called for the next signal.
     pub fn deadline(&self) -> Option<Instant> {
         self.is_in_danger.then_some(self.signal_from)
+    }
+
+    /// Returns how many units must be free for the pool to be short no more.
+    pub fn target(&self) -> u32 {
+        self.config.cache_safe.saturating_add(self.config.margin)
     }
 
     /// Returns how long an extent may be held before it counts as a straggler.
@@ -120,7 +127,8 @@ impl EscapeController {
     }
 }
 
-/// Whether a level is below a threshold, if it `was`: it is no longer when it has risen by `margin` above the threshold.
+/// Whether a level is below a threshold, if it `was`: it is no longer when it has risen by `margin` above the
+/// threshold.
 fn is_below(was: bool, level: u32, threshold: u32, margin: u32) -> bool {
     match was {
         true => level < threshold.saturating_add(margin),

@@ -1,17 +1,28 @@
 //! Who holds which extents of the pool, and for how long (section 4.3). Pure.
 //!
-//! Each application has a list of its extents in the order in which it got them. So the extent that it has held longest is
-//! at the list's head, and whether it is a straggler takes one look. Releases are checked against what the application
-//! holds. All operations take constant time (a look for stragglers takes one step for each extent that became one), and
-//! none allocates memory after an application was added.
+//! Each application has a list of its extents in the order in which their bytes arrived. So the extent that it has had
+//! longest is at the list's head, and whether it is a straggler takes one look. Before its bytes have arrived, an
+//! extent is in no list and no straggler, since the application can do nothing about that. Releases are checked
+//! against what the application holds. Handing out and releasing take constant time and allocate no memory.
+//! [`Holdings::age`] takes one step for each extent that became a straggler.
 
 use headworks_verbs::{Duration, Instant};
 
 use crate::units::{PoolExtent, UNITS_MAX};
 
-/// Number of an application in the pool.
+/// Identifies an application of the pool. No two applications of a pool have the same, also one after the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct AppId(pub u32);
+pub struct AppId {
+    at: u32,
+    generation: u32,
+}
+
+impl AppId {
+    /// Its place in a table of applications. Another application may have the place later.
+    pub fn place(self) -> usize {
+        self.at as usize
+    }
+}
 
 /// An extent that an application holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -47,6 +58,8 @@ pub struct Released {
     pub is_replaced: bool,
     /// Whether they were the extent's last units.
     pub is_last: bool,
+    /// When the extent's bytes arrived; `None` if they have not.
+    pub since: Option<Instant>,
 }
 
 /// Outcome of [`Holdings::replace`].
@@ -63,9 +76,9 @@ pub enum Replacement {
 /// Use of the pool by an application, in units of [`UNIT`](crate::units::UNIT) bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct AppUse {
-    /// Units held.
+    /// Units held, also those whose bytes have not arrived.
     pub held: u32,
-    /// Units of stragglers among them, as of the last look.
+    /// Units of stragglers among them, as of the last [`Holdings::age`].
     pub stragglers: u32,
     /// Units of those that were replaced.
     pub replaced: u32,
@@ -87,8 +100,18 @@ struct Record {
     since: Instant,
     next: u32,
     previous: u32,
-    is_straggler: bool,
-    is_replaced: bool,
+    state: RecordState,
+}
+
+/// State of an extent that is held.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum RecordState {
+    /// Its bytes have not arrived. It is in no list.
+    InFlight,
+    Arrived,
+    Straggler,
+    /// A straggler that was replaced.
+    Replaced,
 }
 
 impl Record {
@@ -100,6 +123,7 @@ impl Record {
 #[derive(Clone, Copy, Debug)]
 struct App {
     is_there: bool,
+    generation: u32,
     first: u32,
     last: u32,
     /// The first extent that is no straggler yet.
@@ -127,12 +151,14 @@ impl Holdings {
             held: 0,
             extent: PoolExtent { first: 0, units: 1 },
             generation: 0,
-            app: AppId(0),
+            app: AppId {
+                at: 0,
+                generation: 0,
+            },
             since: Instant::ZERO,
             next: NONE,
             previous: NONE,
-            is_straggler: false,
-            is_replaced: false,
+            state: RecordState::InFlight,
         };
         Self {
             records: vec![nothing; units as usize].into(),
@@ -143,29 +169,35 @@ impl Holdings {
         }
     }
 
-    /// Adds an application, with a number that none has that is still there.
+    /// Adds an application.
     pub fn add(&mut self) -> AppId {
+        let gone = self.apps.iter().position(|app| !app.is_there);
+        let at = gone.unwrap_or(self.apps.len());
+        let old = self.apps.get(at);
+        let generation = old.map_or(0, |app| app.generation.wrapping_add(1));
         let new = App {
             is_there: true,
+            generation,
             first: NONE,
             last: NONE,
             young: NONE,
             unreplaced: NONE,
             used: AppUse::default(),
         };
-        let gone = self.apps.iter().position(|app| !app.is_there);
-        let at = gone.unwrap_or(self.apps.len());
         match self.apps.get_mut(at) {
             Some(app) => *app = new,
             None => self.apps.push(new),
         }
-        AppId(at as u32)
+        AppId {
+            at: at as u32,
+            generation,
+        }
     }
 
     /// Removes an application that holds nothing. Returns `false` if it holds something or is not there.
     pub fn remove(&mut self, app: AppId) -> bool {
         match self.app_mut(app) {
-            Some(app) if app.first == NONE => {
+            Some(app) if app.used.held == 0 => {
                 app.is_there = false;
                 true
             }
@@ -176,7 +208,15 @@ impl Holdings {
     /// The applications that are there.
     pub fn apps(&self) -> impl Iterator<Item = AppId> {
         let numbered = (0..).zip(&self.apps);
-        numbered.filter_map(|(at, app)| app.is_there.then_some(AppId(at)))
+        numbered.filter_map(|(at, app)| {
+            let generation = app.generation;
+            app.is_there.then_some(AppId { at, generation })
+        })
+    }
+
+    /// Whether an application is there.
+    pub fn has(&self, app: AppId) -> bool {
+        self.app(app).is_some()
     }
 
     /// What an application uses.
@@ -184,25 +224,25 @@ impl Holdings {
         self.app(app).map_or_else(AppUse::default, |app| app.used)
     }
 
-    fn app(&self, app: AppId) -> Option<&App> {
-        self.apps.get(app.0 as usize).filter(|app| app.is_there)
+    fn app(&self, id: AppId) -> Option<&App> {
+        let app = self.apps.get(id.place())?;
+        (app.is_there && app.generation == id.generation).then_some(app)
     }
 
-    fn app_mut(&mut self, app: AppId) -> Option<&mut App> {
-        let app = self.apps.get_mut(app.0 as usize)?;
-        app.is_there.then_some(app)
+    fn app_mut(&mut self, id: AppId) -> Option<&mut App> {
+        let app = self.apps.get_mut(id.place())?;
+        (app.is_there && app.generation == id.generation).then_some(app)
     }
 
-    /// Records that an application got an extent, which nobody holds.
+    /// Records that an application gets an extent, whose bytes have not arrived.
     ///
     /// # Panics
     ///
     /// If the application is not there, or more units are held than there are.
     #[inline]
-    pub fn hold(&mut self, id: AppId, extent: PoolExtent, now: Instant) -> HeldExtent {
-        let app = self.apps.get_mut(id.0 as usize);
-        let app = app.filter(|app| app.is_there);
-        let app = app.expect("the application was added");
+    pub fn hold(&mut self, id: AppId, extent: PoolExtent) -> HeldExtent {
+        let app = self.app_mut(id).expect("the application was added");
+        app.used.held += extent.units;
         self.unused = self.unused.checked_sub(1).expect("a unit is free");
         let at = self.unused_records[self.unused];
         let record = &mut self.records[at as usize];
@@ -212,26 +252,55 @@ impl Holdings {
             extent,
             generation,
             app: id,
-            since: now,
+            since: Instant::ZERO,
             next: NONE,
-            previous: app.last,
-            is_straggler: false,
-            is_replaced: false,
+            previous: NONE,
+            state: RecordState::InFlight,
         };
-        match app.last {
-            NONE => app.first = at,
-            last => self.records[last as usize].next = at,
-        }
-        app.last = at;
-        if app.young == NONE {
-            app.young = at;
-        }
-        app.used.held += extent.units;
         HeldExtent {
             extent,
             record: at,
             generation,
         }
+    }
+
+    fn record_mut(&mut self, id: AppId, held: HeldExtent) -> Option<&mut Record> {
+        let record = self.records.get_mut(held.record as usize)?;
+        let is_it = record.held != 0
+            && record.app == id
+            && record.generation == held.generation
+            && record.extent == held.extent;
+        is_it.then_some(record)
+    }
+
+    /// Records that the bytes of an extent have arrived: from now on the application has it. Returns `false` if the
+    /// application does not hold it, or they had arrived before.
+    pub fn arrived(&mut self, id: AppId, held: HeldExtent, now: Instant) -> bool {
+        let at = held.record;
+        let Some(last) = self.app(id).map(|app| app.last) else {
+            return false;
+        };
+        let record = self.record_mut(id, held);
+        let Some(record) = record.filter(|one| one.state == RecordState::InFlight) else {
+            return false;
+        };
+        record.state = RecordState::Arrived;
+        record.since = now;
+        record.previous = last;
+        if let Some(last) = self.records.get_mut(last as usize) {
+            last.next = at;
+        }
+        let Some(app) = self.app_mut(id) else {
+            return false;
+        };
+        if app.first == NONE {
+            app.first = at;
+        }
+        app.last = at;
+        if app.young == NONE {
+            app.young = at;
+        }
+        true
     }
 
     /// Releases `units` units of an extent, from the `from`th on, counted within the extent.
@@ -263,15 +332,7 @@ impl Holdings {
         from: u32,
         units: u32,
     ) -> Result<Released, ReleaseError> {
-        let at = held.record;
-        let record = self.records.get_mut(at as usize);
-        let record = record.filter(|one| {
-            one.held != 0
-                && one.app == id
-                && one.generation == held.generation
-                && one.extent == held.extent
-        });
-        let record = record.ok_or(ReleaseError::NotHeld)?;
+        let record = self.record_mut(id, held).ok_or(ReleaseError::NotHeld)?;
         let part = held.extent.part(from, units).ok_or(ReleaseError::Range)?;
         let mask = (u64::MAX >> (UNITS_MAX - units)) << from;
         if record.held & mask != mask {
@@ -279,25 +340,32 @@ impl Holdings {
         }
         record.held &= !mask;
         let record = *record;
-        let app = self.apps.get_mut(id.0 as usize);
-        let app = app.ok_or(ReleaseError::NotHeld)?;
+        let is_replaced = record.state == RecordState::Replaced;
+        let is_straggler = is_replaced || record.state == RecordState::Straggler;
+        let app = self.app_mut(id).ok_or(ReleaseError::NotHeld)?;
         app.used.held -= units;
-        app.used.stragglers -= if record.is_straggler { units } else { 0 };
-        app.used.replaced -= if record.is_replaced { units } else { 0 };
+        app.used.stragglers -= if is_straggler { units } else { 0 };
+        app.used.replaced -= if is_replaced { units } else { 0 };
         let is_last = record.held == 0;
         if is_last {
-            self.unlink(id, at);
+            self.unlink(id, held.record);
         }
         Ok(Released {
             units: part,
-            is_replaced: record.is_replaced,
+            is_replaced,
             is_last,
+            since: (record.state != RecordState::InFlight).then_some(record.since),
         })
     }
 
     fn unlink(&mut self, id: AppId, at: u32) {
+        self.unused_records[self.unused] = at;
+        self.unused += 1;
         let record = self.records[at as usize];
-        let app = &mut self.apps[id.0 as usize];
+        if record.state == RecordState::InFlight {
+            return;
+        }
+        let app = &mut self.apps[id.place()];
         for cursor in [&mut app.young, &mut app.unreplaced] {
             if *cursor == at {
                 *cursor = record.next;
@@ -315,34 +383,38 @@ impl Holdings {
             // All stragglers were replaced.
             app.unreplaced = NONE;
         }
-        self.unused_records[self.unused] = at;
-        self.unused += 1;
     }
 
-    /// Looks for extents of an application that have become stragglers by `now`, and returns its use.
-    pub fn look(&mut self, id: AppId, now: Instant) -> AppUse {
+    /// Marks the extents of an application that have become stragglers by `now`, and returns its use.
+    pub fn age(&mut self, id: AppId, now: Instant) -> AppUse {
         let time = self.straggler_time;
-        let Some(app) = self.apps.get_mut(id.0 as usize).filter(|app| app.is_there) else {
+        let Some(mut app) = self.app(id).copied() else {
             return AppUse::default();
         };
         while let Some(record) = self.records.get_mut(app.young as usize)
             && now.since(record.since) > time
         {
-            record.is_straggler = true;
+            record.state = RecordState::Straggler;
             app.used.stragglers += record.held_units();
             if app.unreplaced == NONE {
                 app.unreplaced = app.young;
             }
             app.young = record.next;
         }
+        self.apps[id.place()] = app;
         app.used
     }
 
-    /// Marks the straggler that an application has held longest and that was not replaced as replaced, if it still has
+    /// Returns when the next extent of an application becomes a straggler, if it has one that is not.
+    pub fn ages_at(&self, app: AppId) -> Option<Instant> {
+        let young = self.records.get(self.app(app)?.young as usize)?;
+        Some(young.since + self.straggler_time + Duration::from_nanos(1))
+    }
+
+    /// Marks the straggler that an application has had longest and that was not replaced as replaced, if it still has
     /// at most `most` units: those do not go back to the pool when they are released.
     pub fn replace(&mut self, id: AppId, most: u32) -> Replacement {
-        let app = self.apps.get_mut(id.0 as usize).filter(|app| app.is_there);
-        let Some(app) = app else {
+        let Some(mut app) = self.app(id).copied() else {
             return Replacement::None;
         };
         let Some(record) = self.records.get_mut(app.unreplaced as usize) else {
@@ -352,17 +424,18 @@ impl Holdings {
         if units > most {
             return Replacement::TooLong;
         }
-        record.is_replaced = true;
+        record.state = RecordState::Replaced;
         app.used.replaced += units;
         app.unreplaced = match record.next {
             next if next == app.young => NONE,
             next => next,
         };
+        self.apps[id.place()] = app;
         Replacement::Of(units)
     }
 
-    /// Returns an application's extents, the one that it has held longest first, and the units of each that it holds, as bits counted
-    /// from the extent's first unit.
+    /// Returns an application's extents whose bytes have arrived, in that order, and the units of each that it holds,
+    /// as bits counted from the extent's first unit.
     pub fn of(&self, app: AppId) -> impl Iterator<Item = (HeldExtent, u64)> {
         let mut at = self.app(app).map_or(NONE, |app| app.first);
         std::iter::from_fn(move || {
@@ -375,13 +448,6 @@ impl Holdings {
             at = record.next;
             Some((held, record.held))
         })
-    }
-
-    /// Returns how long an application has held its oldest extent, if it holds one.
-    pub fn longest(&self, app: AppId, now: Instant) -> Option<Duration> {
-        let first = self.app(app)?.first;
-        let record = self.records.get(first as usize)?;
-        Some(now.since(record.since))
     }
 }
 

@@ -2,15 +2,15 @@
 //!
 //! These rules keep connections from blocking each other for ever, however full the pool is:
 //!
-//! 1. Memory of the pool is granted in the order of the stream: only the first transfer of a connection that has not been
-//!    READ completely may take some.
-//! 2. A sender sends no further bytes in line while a transfer that it announced was not granted. So the connection's own
-//!    ring, into which such bytes are copied, holds nothing behind the first transfer.
-//! 3. A transfer that gets no memory of the pool while its application has read everything before it is READ piece by piece
-//!    into the connection's own ring.
+//! 1. Memory of the pool is granted in the order of the stream: only the first transfer of a connection that has not
+//!    been READ completely may take some.
+//! 2. A sender sends no further bytes in line while a transfer that it announced was not granted. So the connection's
+//!    own ring, into which such bytes are copied, holds nothing behind the first transfer.
+//! 3. A transfer for which the pool [has no memory](Grant::Short) while its application has read everything before it
+//!    is READ piece by piece into the connection's own ring.
 //!
-//! So an application that reads one connection gets its bytes, even if others hold the whole pool and read nothing. If it
-//! has not read everything, it can go on with that, and rule 3 applies when it has.
+//! So an application that reads one connection gets its bytes, even if others hold the whole pool and read nothing. If
+//! it has not read everything, it can go on with that, and rule 3 applies when it has.
 
 use std::collections::VecDeque;
 
@@ -29,6 +29,34 @@ pub enum LandingStep {
     Ring(u32),
 }
 
+/// What the pool has for the first transfer of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Grant {
+    /// The transfer was admitted, and may take this many units, at least 1.
+    Units(u32),
+    /// It waits for its turn, or for a READ to end, but not for memory.
+    Soon,
+    /// It waits for memory, or has waited for its turn for long.
+    Short,
+}
+
+/// Error: a peer or an application did what it must not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum LandingError {
+    /// The peer has announced [`ANNOUNCED_MAX`] transfers that were not READ.
+    #[error("more than {ANNOUNCED_MAX} transfers are announced")]
+    TooMany,
+    /// A transfer has at least one byte.
+    #[error("a transfer of 0 bytes was announced")]
+    Empty,
+    /// The application has consumed more than arrived.
+    #[error("more was consumed than had arrived")]
+    Consumed,
+}
+
+/// Greatest number of announced transfers of a connection that were not READ completely.
+pub const ANNOUNCED_MAX: usize = 1024;
+
 /// The announced transfers of a connection that were not READ completely.
 #[derive(Clone, Debug, Default)]
 pub struct Landing {
@@ -40,10 +68,19 @@ pub struct Landing {
 
 impl Landing {
     /// Records that a transfer of `bytes` was announced.
-    pub fn announced(&mut self, bytes: u64) {
-        if bytes > 0 {
-            self.left.push_back(bytes);
+    ///
+    /// # Errors
+    ///
+    /// [`LandingError::TooMany`], [`LandingError::Empty`].
+    pub fn announced(&mut self, bytes: u64) -> Result<(), LandingError> {
+        if bytes == 0 {
+            return Err(LandingError::Empty);
         }
+        if self.left.len() >= ANNOUNCED_MAX {
+            return Err(LandingError::TooMany);
+        }
+        self.left.push_back(bytes);
+        Ok(())
     }
 
     /// Records that `bytes` came in line, which the application has not consumed.
@@ -52,8 +89,14 @@ impl Landing {
     }
 
     /// Records that the application has consumed `bytes`.
-    pub fn consumed(&mut self, bytes: u64) {
-        self.unread -= bytes;
+    ///
+    /// # Errors
+    ///
+    /// [`LandingError::Consumed`].
+    pub fn consumed(&mut self, bytes: u64) -> Result<(), LandingError> {
+        let left = self.unread.checked_sub(bytes);
+        self.unread = left.ok_or(LandingError::Consumed)?;
+        Ok(())
     }
 
     /// Returns the bytes of the first transfer for which no READ was begun.
@@ -61,25 +104,27 @@ impl Landing {
         self.left.front().copied()
     }
 
-    /// Returns where the next bytes go. `units` is the number of units of the pool that the first transfer may take: 0 if it
-    /// was not admitted. `fragment` is the length of a READ at most, and `ring` the room in the connection's own ring, in bytes.
-    pub fn next(&self, units: u32, fragment: u32, ring: u32) -> LandingStep {
+    /// Returns where the next bytes go. `fragment` is the length of a READ at most, and `ring` the room in the
+    /// connection's own ring, in bytes. A READ into the ring counts in the windows of READs like any other.
+    pub fn next(&self, grant: Grant, fragment: u32, ring: u32) -> LandingStep {
         let Some(left) = self.first() else {
             return LandingStep::Nothing;
         };
         let up_to = |most: u32| left.min(most.into()) as u32;
-        if units > 0 {
-            let most = units.saturating_mul(UNIT).min(EXTENT_MAX).min(fragment);
-            return LandingStep::Pool(up_to(most));
+        match grant {
+            Grant::Units(units) => {
+                let most = units.saturating_mul(UNIT).min(EXTENT_MAX).min(fragment);
+                LandingStep::Pool(up_to(most))
+            }
+            Grant::Short if self.unread == 0 && ring > 0 => {
+                LandingStep::Ring(up_to(ring.min(fragment)))
+            }
+            Grant::Short | Grant::Soon => LandingStep::Wait,
         }
-        if self.unread == 0 && ring > 0 {
-            return LandingStep::Ring(up_to(ring.min(fragment)));
-        }
-        LandingStep::Wait
     }
 
-    /// Records that a READ of `bytes`, as [`next`](Self::next) returned them, has begun. Returns whether it is the transfer's
-    /// last.
+    /// Records that a READ of `bytes`, as [`next`](Self::next) returned them, has begun. Returns whether it is the
+    /// transfer's last.
     ///
     /// # Panics
     ///
@@ -98,5 +143,39 @@ impl Landing {
     /// Bytes that are being READ, or were and the application has not consumed.
     pub fn unread(&self) -> u64 {
         self.unread
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_ring_is_for_what_has_nothing_before_it_and_no_memory() {
+        let mut landing = Landing::default();
+        let next = |landing: &Landing, grant| landing.next(grant, EXTENT_MAX, 4096);
+        assert_eq!(next(&landing, Grant::Short), LandingStep::Nothing);
+        landing.announced(300_000).unwrap();
+        assert_eq!(next(&landing, Grant::Soon), LandingStep::Wait);
+        assert_eq!(next(&landing, Grant::Short), LandingStep::Ring(4096));
+        assert_eq!(next(&landing, Grant::Units(2)), LandingStep::Pool(8192));
+        assert_eq!(
+            next(&landing, Grant::Units(99)),
+            LandingStep::Pool(EXTENT_MAX)
+        );
+        landing.came(10);
+        assert_eq!(next(&landing, Grant::Short), LandingStep::Wait);
+        assert_eq!(next(&landing, Grant::Units(1)), LandingStep::Pool(4096));
+        assert_eq!(landing.consumed(11), Err(LandingError::Consumed));
+        landing.consumed(10).unwrap();
+        assert_eq!(landing.next(Grant::Short, EXTENT_MAX, 0), LandingStep::Wait);
+        assert!(!landing.begun(299_000));
+        assert_eq!(next(&landing, Grant::Units(1)), LandingStep::Pool(1000));
+        assert!(landing.begun(1000));
+        assert_eq!((landing.first(), landing.unread()), (None, 300_000));
+        assert_eq!(landing.announced(0), Err(LandingError::Empty));
+        let announced = (0..=ANNOUNCED_MAX).map(|_| landing.announced(1));
+        let refused: Vec<_> = announced.filter_map(Result::err).collect();
+        assert_eq!(refused, [LandingError::TooMany]);
     }
 }

@@ -1,10 +1,22 @@
-//! The pool: memory of a fixed budget from which applications hold extents, with quotas and the escape controller. Pure:
-//! it knows units, not addresses.
+//! The pool: memory of a fixed budget from which applications hold extents, with quotas, claims and the escape
+//! controller. Pure: it knows units, not addresses.
 //!
-//! The pool's memory has [`PoolConfig::memory_units`] units. At first as many as the budget circulate, and the others, ordinary
-//! memory for stragglers, are in reserve. When a straggler is replaced, units of the reserve circulate in place of its own,
-//! which join the reserve when it is released at last. So the number of units that are free or held and not replaced is always
-//! the budget.
+//! # Claims
+//!
+//! An application whose transfers were admitted has a claim: the units that they are expected to take at the same
+//! time. What it holds counts towards its claim, so units that it releases are its own again. The part of all claims
+//! that is not held is reserved: no other application gets it. While transfers wait for admission, an application gets
+//! nothing beyond its claim, so that the pool comes free for them.
+//!
+//! # Replacement
+//!
+//! The pool's memory has [`PoolConfig::memory_units`] units. At first as many as the budget circulate, and the others,
+//! ordinary memory for stragglers, are in reserve. When a straggler is replaced, units of the reserve circulate in
+//! place of its own. When it is released, its units join the reserve, and are exchanged for those that circulate in
+//! their place as soon as those are free. So the number of units that are free or held and not replaced is always the
+//! budget, and without stragglers the same units circulate as at first.
+
+use std::ops::Range;
 
 use headworks_verbs::Instant;
 
@@ -12,15 +24,21 @@ use crate::admission::Class;
 use crate::config::PoolConfig;
 use crate::escape::{EscapeController, Relief};
 use crate::holdings::{AppId, AppUse, HeldExtent, Holdings, ReleaseError, Released, Replacement};
-use crate::units::{FreeUnits, PoolExtent};
+use crate::units::{FreeUnits, PoolExtent, UNITS_MAX};
 
 /// Error: an application gets no memory of the pool now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum GetError {
+    /// The application is not there.
+    #[error("there is no such application")]
+    NoApp,
+    /// An extent has 1 to [`UNITS_MAX`] units.
+    #[error("an extent of {0} units does not exist")]
+    Length(u32),
     /// The application holds as much as it may.
     #[error("the application holds as much of the pool as it may")]
     Quota,
-    /// The pool has not as many free units.
+    /// The pool has not as many free units for this application, or they do not lie side by side.
     #[error("the pool has too little free memory")]
     Short,
 }
@@ -34,12 +52,22 @@ pub struct AppLimits {
     pub quota: u32,
 }
 
+/// What an application may claim.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Claimable {
+    /// Units within its quota.
+    pub quota: u32,
+    /// Units that are free and not reserved.
+    pub free: u32,
+}
+
 /// Outcome of a [step](ReceivePool::escape_step) of the escape controller.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EscapeStep {
     /// Units of stragglers that were replaced in this step.
     pub replaced: u32,
-    /// The application whose data must be copied out of the pool, and all of it released.
+    /// The application whose data must be copied out of the pool, and all of it released. It is named once, and again
+    /// after it was not slow for a while.
     pub copy: Option<AppId>,
     /// Whether no transfer may be admitted and no receive promised.
     pub stops_admission: bool,
@@ -69,31 +97,58 @@ pub struct PoolCounters {
 /// Stragglers replaced in one step at most.
 const REPLACEMENTS: u32 = 16;
 
+/// What the pool knows of an application, beside what it holds.
+#[derive(Clone, Copy, Debug)]
+struct App {
+    limits: AppLimits,
+    /// Units that its admitted transfers are expected to take.
+    claim: u32,
+    /// Whether it was named to be copied out and is still slow.
+    is_named: bool,
+}
+
 /// A receive pool.
 #[derive(Clone, Debug)]
 pub struct ReceivePool {
     free: FreeUnits,
     reserve: FreeUnits,
+    /// The units that circulate at first, and those that are in reserve.
+    own: Range<u32>,
+    spare: Range<u32>,
+    /// Units of `spare` among the free ones, and of `own` in the reserve.
+    spare_free: u32,
+    own_in_reserve: u32,
     holdings: Holdings,
-    limits: Vec<AppLimits>,
+    apps: Vec<App>,
+    /// Claimed units that are not held.
+    reserved: u32,
+    /// Whether transfers wait, so that nobody gets more than it has claimed.
+    is_contended: bool,
     escape: EscapeController,
     /// Units of stragglers that are replaced.
     replaced: u32,
     /// The application at which the next step of the escape controller begins.
-    next: u32,
+    next: usize,
     counters: PoolCounters,
 }
 
 impl ReceivePool {
     /// Makes a pool of which nothing is held.
     pub fn new(config: &PoolConfig) -> Self {
-        let (budget, all) = (config.budget_units(), config.memory_units());
+        let all = config.memory_units();
+        let (own, spare) = (0..config.budget_units(), config.reserve_from()..all);
         let escape = config.escape();
         Self {
-            free: FreeUnits::partly_free(all, 0..budget),
-            reserve: FreeUnits::partly_free(all, budget..all),
+            free: FreeUnits::partly_free(all, own.clone()),
+            reserve: FreeUnits::partly_free(all, spare.clone()),
+            own,
+            spare,
+            spare_free: 0,
+            own_in_reserve: 0,
             holdings: Holdings::new(all, escape.straggler_time),
-            limits: Vec::new(),
+            apps: Vec::new(),
+            reserved: 0,
+            is_contended: false,
             escape: EscapeController::new(escape),
             replaced: 0,
             next: 0,
@@ -103,71 +158,172 @@ impl ReceivePool {
 
     /// Adds an application.
     pub fn add(&mut self, limits: AppLimits) -> AppId {
-        let app = self.holdings.add();
-        let at = app.0 as usize;
-        match self.limits.get_mut(at) {
-            Some(old) => *old = limits,
-            None => self.limits.push(limits),
+        let id = self.holdings.add();
+        let app = App {
+            limits,
+            claim: 0,
+            is_named: false,
+        };
+        match self.apps.get_mut(id.place()) {
+            Some(old) => *old = app,
+            None => self.apps.push(app),
         }
-        app
+        id
     }
 
-    /// Removes an application and releases all that it holds. The caller must know that nothing is READ into it any more.
-    pub fn remove(&mut self, app: AppId) {
+    /// Removes an application, with its claim, and releases all that it holds and that has [arrived](Self::arrived).
+    /// Call it when nothing is READ into its memory any more. Returns `false` if it is not there, or if something is.
+    pub fn remove(&mut self, id: AppId) -> bool {
+        let claim = self.app(id).map_or(0, |app| app.claim);
+        self.unclaim(id, claim);
         loop {
-            let first = self.holdings.of(app).next();
+            let first = self.holdings.of(id).next();
             let Some((held, units)) = first else { break };
             let from = units.trailing_zeros();
             let run = (units >> from).trailing_ones();
-            let released = self.release(app, held, from, run);
+            let released = self.release(id, held, from, run);
             debug_assert!(released.is_ok(), "the holdings name what is held");
         }
-        self.holdings.remove(app);
+        self.holdings.remove(id)
     }
 
-    /// Hands out `units` units that lie side by side, 1 to [`UNITS_MAX`](crate::units::UNITS_MAX).
+    fn app(&self, id: AppId) -> Option<&App> {
+        let app = self.apps.get(id.place())?;
+        self.holdings.has(id).then_some(app)
+    }
+
+    /// Claimed units that an application does not hold. Stragglers that were replaced do not count: they take nothing
+    /// of the budget.
+    #[inline]
+    fn unused(&self, id: AppId) -> u32 {
+        let Some(app) = self.app(id).filter(|app| app.claim > 0) else {
+            return 0;
+        };
+        let used = self.holdings.used(id);
+        app.claim.saturating_sub(used.held - used.replaced)
+    }
+
+    /// Returns how many units an application may claim more: within its quota, and free for it.
+    pub fn claimable(&self, id: AppId) -> Claimable {
+        let Some(app) = self.app(id) else {
+            return Claimable::default();
+        };
+        let used = self.holdings.used(id);
+        let taken = used.replaced + app.claim.max(used.held - used.replaced);
+        Claimable {
+            quota: app.limits.quota.saturating_sub(taken),
+            free: self.free.available() - self.reserved,
+        }
+    }
+
+    /// Claims units for an application, if they are [claimable](Self::claimable). Returns whether they are.
+    pub fn claim(&mut self, id: AppId, units: u32) -> bool {
+        let claimable = self.claimable(id);
+        if units > claimable.quota || units > claimable.free {
+            return false;
+        }
+        let before = self.unused(id);
+        if self.holdings.has(id) {
+            self.apps[id.place()].claim += units;
+        }
+        self.reserved = self.reserved - before + self.unused(id);
+        true
+    }
+
+    /// Gives up claimed units, at most as many as are claimed.
+    pub fn unclaim(&mut self, id: AppId, units: u32) {
+        let before = self.unused(id);
+        if self.holdings.has(id) {
+            let claim = &mut self.apps[id.place()].claim;
+            *claim = claim.saturating_sub(units);
+        }
+        self.reserved = self.reserved - before + self.unused(id);
+    }
+
+    /// Sets whether transfers wait for admission: nobody gets more than it has claimed.
+    pub fn set_contended(&mut self, is_contended: bool) {
+        self.is_contended = is_contended;
+    }
+
+    /// Returns how many units an application may get: within its quota, and free for it.
+    pub fn may_get(&self, id: AppId) -> u32 {
+        let Some(app) = self.app(id) else {
+            return 0;
+        };
+        let room = app.limits.quota.saturating_sub(self.holdings.used(id).held);
+        let unused = self.unused(id);
+        let others = self.reserved - unused;
+        let free = match self.is_contended {
+            true => unused.min(self.free.available()),
+            false => self.free.available().saturating_sub(others),
+        };
+        room.min(free)
+    }
+
+    /// Hands out `units` units that lie side by side, 1 to [`UNITS_MAX`]. Their bytes have not
+    /// [arrived](Self::arrived).
     ///
     /// # Errors
     ///
     /// [`GetError`].
     #[inline]
-    pub fn get(&mut self, app: AppId, units: u32, now: Instant) -> Result<HeldExtent, GetError> {
-        self.get_by(app, units, now, FreeUnits::take)
+    pub fn get(&mut self, id: AppId, units: u32) -> Result<HeldExtent, GetError> {
+        self.check(id, units, units)?;
+        let taken = self.free.take(units);
+        self.hold(id, taken)
     }
 
-    /// Hands out up to `units` units that lie side by side: fewer if free memory is scattered. Call it again for the rest.
+    /// Hands out up to `units` units that lie side by side, 1 to [`UNITS_MAX`]: fewer if free memory is scattered, or
+    /// the application [may get](Self::may_get) no more. Call it again for the rest.
     ///
     /// # Errors
     ///
-    /// [`GetError`]. [`GetError::Short`] only if nothing is free.
-    pub fn get_up_to(
-        &mut self,
-        app: AppId,
-        units: u32,
-        now: Instant,
-    ) -> Result<HeldExtent, GetError> {
-        self.get_by(app, units, now, FreeUnits::take_up_to)
+    /// [`GetError`].
+    pub fn get_up_to(&mut self, id: AppId, units: u32) -> Result<HeldExtent, GetError> {
+        let may = self.check(id, units, 1)?;
+        let taken = self.free.take_up_to(units.min(may));
+        self.hold(id, taken)
     }
 
+    /// Checks whether an application may get `least` units, of `units` that it wants, and returns how many it may get.
     #[inline]
-    fn get_by(
-        &mut self,
-        app: AppId,
-        units: u32,
-        now: Instant,
-        take: impl FnOnce(&mut FreeUnits, u32) -> Option<PoolExtent>,
-    ) -> Result<HeldExtent, GetError> {
-        let quota = self.limits.get(app.0 as usize).map_or(0, |of| of.quota);
-        if units > quota.saturating_sub(self.holdings.used(app).held) {
+    fn check(&mut self, id: AppId, units: u32, least: u32) -> Result<u32, GetError> {
+        let app = self.app(id).ok_or(GetError::NoApp)?;
+        if !(1..=UNITS_MAX).contains(&units) {
+            return Err(GetError::Length(units));
+        }
+        if app.limits.quota.saturating_sub(self.holdings.used(id).held) < least {
             self.counters.over_quota += 1;
             return Err(GetError::Quota);
         }
-        let Some(extent) = take(&mut self.free, units) else {
+        let may = self.may_get(id);
+        if may < least {
+            self.counters.short += 1;
+            return Err(GetError::Short);
+        }
+        Ok(may)
+    }
+
+    #[inline]
+    fn hold(&mut self, id: AppId, taken: Option<PoolExtent>) -> Result<HeldExtent, GetError> {
+        let Some(extent) = taken else {
             self.counters.short += 1;
             return Err(GetError::Short);
         };
+        if extent.first >= self.spare.start {
+            self.spare_free -= extent.units;
+        }
         self.counters.gets += 1;
-        Ok(self.holdings.hold(app, extent, now))
+        let before = self.unused(id);
+        let held = self.holdings.hold(id, extent);
+        self.reserved = self.reserved - before + self.unused(id);
+        Ok(held)
+    }
+
+    /// Records that the bytes of an extent have arrived: from now on the application has it, and it may become a
+    /// straggler.
+    pub fn arrived(&mut self, id: AppId, held: HeldExtent, now: Instant) -> bool {
+        self.holdings.arrived(id, held, now)
     }
 
     /// Releases `units` units of an extent, from the `from`th on, counted within the extent.
@@ -178,30 +334,61 @@ impl ReceivePool {
     #[inline]
     pub fn release(
         &mut self,
-        app: AppId,
+        id: AppId,
         held: HeldExtent,
         from: u32,
         units: u32,
     ) -> Result<Released, ReleaseError> {
-        let released = self.holdings.release(app, held, from, units);
+        let before = self.unused(id);
+        let released = self.holdings.release(id, held, from, units);
         let Ok(released) = released else {
             self.counters.refused += 1;
             return released;
         };
-        let to = match released.is_replaced {
-            true => &mut self.reserve,
-            false => &mut self.free,
+        self.reserved = self.reserved - before + self.unused(id);
+        let is_own = released.units.first < self.spare.start;
+        let given = match released.is_replaced {
+            true => {
+                self.replaced -= units;
+                self.own_in_reserve += if is_own { units } else { 0 };
+                self.reserve.release(released.units)
+            }
+            false => {
+                self.spare_free += if is_own { 0 } else { units };
+                self.free.release(released.units)
+            }
         };
-        if released.is_replaced {
-            self.replaced -= units;
-        }
-        let given = to.release(released.units);
         debug_assert_eq!(given, Ok(()), "what is held is not free");
+        if self.own_in_reserve > 0 && self.spare_free > 0 {
+            self.exchange();
+        }
         Ok(released)
     }
 
+    /// Exchanges units of the reserve that circulated at first for free ones that were in reserve at first.
+    fn exchange(&mut self) {
+        let mut left = self.own_in_reserve.min(self.spare_free);
+        while left > 0 {
+            let Some(back) = self.free.take_within(self.spare.clone(), left) else {
+                debug_assert!(false, "they were counted");
+                return;
+            };
+            self.spare_free -= back.units;
+            left -= back.units;
+            let given = self.reserve.release(back);
+            debug_assert_eq!(given, Ok(()), "it was free");
+            let mut owed = back.units;
+            while let Some(own) = self.reserve.take_within(self.own.clone(), owed) {
+                owed -= own.units;
+                self.own_in_reserve -= own.units;
+                let given = self.free.release(own);
+                debug_assert_eq!(given, Ok(()), "it was in reserve");
+            }
+        }
+    }
+
     /// Takes a step of the escape controller: looks for stragglers, replaces some, or names an application whose data
-    /// is to be copied out. Call it when the pool's level has fallen, and again while the pool is [short](Self::is_short).
+    /// is to be copied out. Call it when units were handed out, and at the [deadline](Self::deadline).
     pub fn escape_step(&mut self, now: Instant) -> EscapeStep {
         let decided = self
             .escape
@@ -212,63 +399,89 @@ impl ReceivePool {
             ..EscapeStep::default()
         };
         self.counters.signals += u64::from(decided.signals);
-        let apps = self.limits.len() as u32;
-        let mut copies = decided.relief == Relief::Copy;
-        if let Relief::Replace(most) = decided.relief {
-            let (mut left, mut times) = (most, 0);
-            for turn in 0..apps {
-                let app = AppId((self.next + turn) % apps);
-                self.holdings.look(app, now);
-                while times < REPLACEMENTS {
-                    match self.holdings.replace(app, left) {
-                        Replacement::Of(units) => {
-                            self.circulate(units);
-                            left -= units;
-                            step.replaced += units;
-                            times += 1;
-                        }
-                        Replacement::None => break,
-                        Replacement::TooLong => {
-                            // What is left of the reserve is of no use for it.
-                            copies |= step.replaced == 0;
-                            break;
-                        }
+        match decided.relief {
+            Relief::None => {}
+            Relief::Replace(most) => {
+                let is_too_long = self.replace(most, now, &mut step);
+                if is_too_long && step.replaced == 0 {
+                    // What is left of the reserve is of no use.
+                    step.copy = self.slow(now);
+                }
+            }
+            Relief::Copy => step.copy = self.slow(now),
+        }
+        step
+    }
+
+    /// The applications, from the one on at which this step begins.
+    fn in_turn(&mut self) -> impl Iterator<Item = AppId> + use<> {
+        let mut all: Vec<AppId> = self.holdings.apps().collect();
+        if !all.is_empty() {
+            self.next = (self.next + 1) % all.len();
+            all.rotate_left(self.next);
+        }
+        all.into_iter()
+    }
+
+    /// Replaces stragglers, until the pool is short no more. Returns whether one was too long for what is left of the
+    /// reserve.
+    fn replace(&mut self, most: u32, now: Instant, step: &mut EscapeStep) -> bool {
+        let mut times = 0;
+        let mut is_too_long = false;
+        for app in self.in_turn() {
+            self.holdings.age(app, now);
+            let before = self.unused(app);
+            while times < REPLACEMENTS && self.free.available() < self.escape.target() {
+                match self.holdings.replace(app, most - step.replaced) {
+                    Replacement::Of(units) => {
+                        self.circulate(units);
+                        step.replaced += units;
+                        times += 1;
+                    }
+                    Replacement::None => break,
+                    Replacement::TooLong => {
+                        is_too_long = true;
+                        break;
                     }
                 }
             }
-            self.counters.replacements += u64::from(times);
-            copies &= step.replaced == 0;
+            self.reserved = self.reserved - before + self.unused(app);
         }
-        if copies {
-            let slow = (0..apps)
-                .map(|turn| AppId((self.next + turn) % apps))
-                .find(|app| {
-                    let used = self.holdings.look(*app, now);
-                    self.escape.is_slow(used.stragglers, used.held)
-                });
-            self.counters.copies += u64::from(slow.is_some());
-            step.copy = slow;
-        }
-        self.next = match step.copy {
-            Some(app) => (app.0 + 1) % apps,
-            None if apps > 0 => (self.next + 1) % apps,
-            None => 0,
-        };
-        step
+        self.counters.replacements += u64::from(times);
+        is_too_long
     }
 
     /// Lets `units` units of the reserve circulate.
     fn circulate(&mut self, mut units: u32) {
         self.replaced += units;
         while units > 0 {
-            let Some(extent) = self.reserve.take_up_to(units) else {
+            let Some(extent) = self.reserve.take_up_to(units.min(UNITS_MAX)) else {
                 debug_assert!(false, "the reserve has what is not replaced");
                 return;
             };
             units -= extent.units;
+            match extent.first < self.spare.start {
+                true => self.own_in_reserve -= extent.units,
+                false => self.spare_free += extent.units,
+            }
             let released = self.free.release(extent);
             debug_assert_eq!(released, Ok(()), "the reserve does not circulate");
         }
+    }
+
+    /// Returns the next application that releases slowly and was not named since it became slow.
+    fn slow(&mut self, now: Instant) -> Option<AppId> {
+        for id in self.in_turn() {
+            let used = self.holdings.age(id, now);
+            let held = used.held - used.replaced;
+            let is_slow = self.escape.is_slow(used.stragglers - used.replaced, held);
+            let was_named = std::mem::replace(&mut self.apps[id.place()].is_named, is_slow);
+            if is_slow && !was_named {
+                self.counters.copies += 1;
+                return Some(id);
+            }
+        }
+        None
     }
 
     /// Number of free units.
@@ -286,14 +499,24 @@ impl ReceivePool {
         self.escape.is_short()
     }
 
-    /// Returns when [`escape_step`](Self::escape_step) must be called next even if the level does not change.
+    /// Returns when [`escape_step`](Self::escape_step) must be called next if nothing is handed out before.
     pub fn deadline(&self) -> Option<Instant> {
-        self.escape.deadline()
+        let ages = self
+            .holdings
+            .apps()
+            .filter_map(|app| self.holdings.ages_at(app));
+        let ages = ages.filter(|_| self.escape.is_short());
+        ages.chain(self.escape.deadline()).min()
+    }
+
+    /// Claimed units that are not held.
+    pub fn reserved(&self) -> u32 {
+        self.reserved
     }
 
     /// Class and quota of an application.
     pub fn limits(&self, app: AppId) -> Option<AppLimits> {
-        self.limits.get(app.0 as usize).copied()
+        self.app(app).map(|app| app.limits)
     }
 
     /// What an application uses.
@@ -301,7 +524,7 @@ impl ReceivePool {
         self.holdings.used(app)
     }
 
-    /// Returns an application's extents, oldest first: see [`Holdings::of`].
+    /// Returns an application's extents: see [`Holdings::of`].
     pub fn held(&self, app: AppId) -> impl Iterator<Item = (HeldExtent, u64)> {
         self.holdings.of(app)
     }

@@ -1,18 +1,18 @@
 //! Free memory of the pool: a slab allocator over units of 4 KiB (section 4.2). Pure.
 //!
-//! A block is 64 units, and an extent lies within a block. The free units of a block are the bits of one word. Blocks are
-//! in lists by the longest run of free units that they have, in powers of two. Within a list the block that got units back
-//! most recently is first. So extents are taken where memory was used last, and the pool's footprint in the processor's
-//! cache is about what is in use at the same time, not the pool's size. For extents of one size, a power of two of units, it
-//! is exactly that, rounded up to blocks.
+//! A block is 64 units, and an extent lies within a block. The free units of a block are the bits of one word. Blocks
+//! are in lists by the longest run of free units that they have, in powers of two. Within a list the block that
+//! changed most recently is first. So extents are taken where memory was used last, and the pool's footprint in the
+//! processor's cache is about what is in use at the same time, not the pool's size. For extents of one size, a power
+//! of two of units, that are released whole, it is exactly that, rounded up to blocks.
 //!
 //! # Fragmentation
 //!
-//! Units are released one by one, in any order. So free units may lie apart. [`FreeUnits::take`] of `n` units, rounded up
-//! to the power of two `p`, succeeds whenever some block has `p` free units in a row. In the worst case `64 / p` units in
-//! use in each block prevent that, however many units are free: for an extent of 256 KiB one unit in each block, for a
-//! unit all of them. [`FreeUnits::take_up_to`] fails only if nothing is free. So a caller that takes several extents in place of
-//! one gets all free memory, however it lies.
+//! Units are released one by one, in any order. So free units may lie apart. [`FreeUnits::take`] of `n` units, rounded
+//! up to the power of two `p`, succeeds whenever some block has `p` free units in a row. In the worst case `64 / p`
+//! units in use in each block prevent that, however many units are free: for an extent of 256 KiB one unit in each
+//! block, for a single unit all of them. [`FreeUnits::take_up_to`] fails only if nothing is free. So a caller that
+//! takes several extents in place of one gets all free memory, however it lies.
 
 use std::ops::Range;
 
@@ -119,7 +119,8 @@ pub struct FreeUnits {
 }
 
 impl FreeUnits {
-    /// Makes a pool of `units` units, of which those in `free` are free, the first of them taken first. The others are in use.
+    /// Makes a pool of `units` units, of which those in `free` are free, the first of them taken first. The others are
+    /// in use.
     ///
     /// # Panics
     ///
@@ -171,8 +172,8 @@ impl FreeUnits {
         self.units
     }
 
-    /// Takes `units` units, 1 to [`UNITS_MAX`], that lie side by side. Returns `None` if no block has as many free units in a
-    /// row, rounded up to a power of two.
+    /// Takes `units` units, 1 to [`UNITS_MAX`], that lie side by side. Returns `None` if no block has as many free
+    /// units in a row, rounded up to a power of two, and for any other number.
     #[inline]
     pub fn take(&mut self, units: u32) -> Option<PoolExtent> {
         if !(1..=UNITS_MAX).contains(&units) {
@@ -195,10 +196,12 @@ impl FreeUnits {
         Some(taken)
     }
 
-    /// Takes `units` units if they lie side by side, otherwise as many as do, in powers of two. Returns `None` if nothing is
-    /// free.
+    /// Takes `units` units, 1 to [`UNITS_MAX`], as [`take`](Self::take) does; otherwise the greatest power of two of
+    /// units that lie side by side. Returns `None` if nothing is free, and for any other number.
     pub fn take_up_to(&mut self, units: u32) -> Option<PoolExtent> {
-        let units = units.clamp(1, UNITS_MAX);
+        if !(1..=UNITS_MAX).contains(&units) {
+            return None;
+        }
         if let Some(all) = self.take(units) {
             return Some(all);
         }
@@ -206,7 +209,29 @@ impl FreeUnits {
         self.take(units.min(1 << longest))
     }
 
-    /// Releases units. They are the next to be taken.
+    /// Takes up to `units` free units that lie side by side among those from `range.start` to `range.end`. Both must
+    /// be the first of a block. Takes time in proportion to the number of blocks.
+    pub fn take_within(&mut self, range: Range<u32>, units: u32) -> Option<PoolExtent> {
+        let first = range.start / UNITS_MAX..range.end.div_ceil(UNITS_MAX);
+        let at = first.into_iter().find(|at| {
+            let block = self.blocks.get(*at as usize);
+            block.is_some_and(|block| block.free != 0)
+        })?;
+        let free = self.blocks[at as usize].free;
+        let from = free.trailing_zeros();
+        let taken = PoolExtent {
+            first: at * UNITS_MAX + from,
+            units: (free >> from).trailing_ones().min(units),
+        };
+        if taken.units == 0 {
+            return None;
+        }
+        self.set(at, free & !taken.mask());
+        self.free -= taken.units;
+        Some(taken)
+    }
+
+    /// Releases units. Their block becomes the first of its list.
     ///
     /// # Errors
     ///
@@ -217,7 +242,8 @@ impl FreeUnits {
             first: extent.first,
             units: extent.units,
         };
-        if !extent.is_valid() || extent.first + extent.units > self.units {
+        let end = extent.first.checked_add(extent.units);
+        if !extent.is_valid() || end.is_none_or(|end| end > self.units) {
             return Err(wrong);
         }
         let (at, mask) = (extent.block(), extent.mask());

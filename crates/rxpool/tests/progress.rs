@@ -1,12 +1,12 @@
-//! Whoever reads one connection gets its bytes, whatever holds the pool: the rules of landing and admission with the real
-//! pool, under every short schedule and under random long ones.
+//! Whoever reads one connection gets its bytes, whatever holds the pool: the rules of landing and admission with the
+//! real pool, under every short schedule and under random long ones.
 
 use std::collections::VecDeque;
 
 use headworks_rxpool::admission::{Admission, Admitted, Class, Estimate};
 use headworks_rxpool::config::PoolConfig;
 use headworks_rxpool::holdings::{AppId, HeldExtent};
-use headworks_rxpool::landing::{Landing, LandingStep};
+use headworks_rxpool::landing::{Grant, Landing, LandingStep};
 use headworks_rxpool::pool::{AppLimits, ReceivePool};
 use headworks_rxpool::units::{EXTENT_MAX, UNIT, units_of};
 use headworks_verbs::{Duration, Instant};
@@ -61,7 +61,7 @@ struct Host {
 }
 
 impl Host {
-    /// A host whose pool has one block. The first two connections are of one application.
+    /// A host whose pool has one block. The first two connections are of one application, which may hold less.
     fn new(reads: u32) -> Self {
         let config = PoolConfig {
             budget: EXTENT_MAX.into(),
@@ -71,10 +71,8 @@ impl Host {
         };
         config.check().unwrap();
         let mut pool = ReceivePool::new(&config);
-        let apps = [Class::Low, Class::High].map(|class| {
-            let quota = u32::MAX;
-            (pool.add(AppLimits { class, quota }), class)
-        });
+        let apps = [(Class::Low, 40), (Class::High, u32::MAX)]
+            .map(|(class, quota)| (pool.add(AppLimits { class, quota }), class));
         let connections = [0, 0, 1].map(|at| Connection {
             app: apps[at].0,
             class: apps[at].1,
@@ -96,7 +94,7 @@ impl Host {
 
     fn announce(&mut self, at: usize, bytes: u64) {
         let connection = &mut self.connections[at];
-        connection.landing.announced(bytes);
+        connection.landing.announced(bytes).unwrap();
         connection.announced += bytes;
     }
 
@@ -107,50 +105,55 @@ impl Host {
             return false;
         };
         if !connection.waits && connection.admitted.is_none() {
-            self.admission
-                .announce(at, connection.class, first, ESTIMATE);
+            let app = (connection.app, connection.class);
+            self.admission.announce(at, app, first, ESTIMATE);
             connection.waits = true;
         }
-        while let Some(admitted) = self.admission.admit(self.pool.available()) {
-            let of = &mut self.connections[admitted.transfer];
+        while let Some(admitted) = self.admission.admit(&mut self.pool) {
+            let of = &mut self.connections[admitted.transfer()];
             assert!(of.waits && of.admitted.is_none());
             of.waits = false;
             of.admitted = Some(admitted);
         }
+        self.pool.set_contended(self.admission.is_short());
         let connection = &mut self.connections[at];
-        let available = self.pool.available();
-        let admitted = connection.admitted.as_ref();
-        let mut units = admitted.map_or(0, |one| self.admission.spare(one, available));
-        if !self.admission.may_read(self.config.fragment) {
-            units = 0;
-        }
+        let may = match connection.admitted {
+            Some(_) => self.pool.may_get(connection.app),
+            None => 0,
+        };
+        let grant = match may {
+            _ if !self.admission.may_read(self.config.fragment) => Grant::Soon,
+            0 => Grant::Short,
+            may => Grant::Units(may),
+        };
         let ring = match connection.in_flight.is_empty() && connection.arrived.is_empty() {
             true => RING,
             false => 0,
         };
-        match connection.landing.next(units, self.config.fragment, ring) {
+        match connection.landing.next(grant, self.config.fragment, ring) {
             LandingStep::Nothing | LandingStep::Wait => return false,
             LandingStep::Pool(bytes) => {
                 let wanted = units_of(bytes.into()) as u32;
-                let held = self.pool.get_up_to(connection.app, wanted, Instant::ZERO);
+                let held = self.pool.get_up_to(connection.app, wanted);
                 let held = held.expect("it is free");
                 let bytes = bytes.min(held.extent.len());
-                let admitted = connection.admitted.as_mut().unwrap();
-                self.admission.take(admitted, held.extent.units);
                 self.admission.read_begun(bytes);
                 connection.in_flight.push_back(Arrived::Pool(held, bytes));
                 if connection.landing.begun(bytes) {
-                    self.admission.end(connection.admitted.take().unwrap());
+                    let admitted = connection.admitted.take().unwrap();
+                    self.admission.end(admitted, &mut self.pool);
                 }
             }
             LandingStep::Ring(bytes) => {
+                self.admission.read_begun(bytes);
                 connection.in_flight.push_back(Arrived::Ring(bytes));
                 if connection.landing.begun(bytes) {
                     if std::mem::take(&mut connection.waits) {
-                        assert!(self.admission.withdraw(at, connection.class));
+                        let app = (connection.app, connection.class);
+                        assert!(self.admission.withdraw(at, app));
                     }
                     if let Some(admitted) = connection.admitted.take() {
-                        self.admission.end(admitted);
+                        self.admission.end(admitted, &mut self.pool);
                     }
                 }
             }
@@ -164,8 +167,9 @@ impl Host {
         let Some(arrived) = connection.in_flight.pop_front() else {
             return false;
         };
-        if let Arrived::Pool(_, bytes) = arrived {
-            self.admission.read_ended(bytes);
+        self.admission.read_ended(arrived.bytes());
+        if let Arrived::Pool(held, _) = arrived {
+            assert!(self.pool.arrived(connection.app, held, Instant::ZERO));
         }
         connection.arrived.push_back(arrived);
         true
@@ -181,7 +185,8 @@ impl Host {
             let units = held.extent.units;
             self.pool.release(connection.app, held, 0, units).unwrap();
         }
-        connection.landing.consumed(arrived.bytes().into());
+        let consumed = connection.landing.consumed(arrived.bytes().into());
+        assert_eq!(consumed, Ok(()));
         connection.read += u64::from(arrived.bytes());
         true
     }
@@ -265,8 +270,8 @@ fn every_short_schedule_leads_on_with_the_pool_full_and_empty() {
     explore(&Host::new(2), 6, &mut states);
     // One connection holds the whole pool, and its application reads nothing.
     let mut full = Host::new(2);
-    full.announce(1, EXTENT_MAX.into());
-    while full.step(1) {}
+    full.announce(2, EXTENT_MAX.into());
+    while full.step(2) {}
     assert_eq!(full.pool.available(), 0);
     explore(&full, 5, &mut states);
     assert!(states > 10_000, "{states} states");

@@ -5,9 +5,9 @@ use std::num::NonZeroU32;
 use headworks_net::waiting::{PollHistory, SPIN_BUDGET};
 use headworks_verbs::{Duration, Instant};
 
-/// How long a thread polls while another host's daemon has to react to something: about as long as a short answer takes
-/// if the other daemon and its application sleep. Otherwise this thread would fall asleep just before the answer, and
-/// being woken takes longer than the rest of the wait.
+/// How long a thread polls while another host's daemon has to react to something: about as long as a short answer
+/// takes if the other daemon and its application sleep. Otherwise this thread would fall asleep just before the
+/// answer, and being woken takes longer than the rest of the wait.
 const AWAITING: Duration = Duration::from_micros(200);
 /// Polls for such an answer before the thread yields its core once: about 1 µs. Switching to an application that waits
 /// for the same answer and back takes as long. An answer that comes meanwhile is noticed late.
@@ -40,9 +40,9 @@ impl Default for PollBudget {
 }
 
 impl PollBudget {
-    /// Begins a wait, and returns how long it polls, and after how many polls it yields. `is_awaiting` tells whether an
-    /// answer of another host is due. A thread whose answers keep coming later than [`AWAITING`] polls that long only
-    /// now and then.
+    /// Begins a wait, and returns how long it polls, and after how many polls it yields. `is_awaiting` tells whether
+    /// an answer of another host is due. A thread whose answers keep coming later than [`AWAITING`] polls that long
+    /// only now and then.
     pub(super) fn begin(&mut self, is_awaiting: bool, now: Instant) -> (Duration, NonZeroU32) {
         if self.is_awaiting && !is_awaiting {
             // The answer ended the last wait.

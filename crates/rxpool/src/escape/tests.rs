@@ -22,7 +22,7 @@ fn at(micros: u64) -> Instant {
 }
 
 #[test]
-fn each_rung_is_entered_and_left() {
+fn each_action_begins_and_ends() {
     let mut controller = EscapeController::new(config());
     let mut decide = |available, replaced, micros| {
         let decided = controller.decide(available, replaced, at(micros));
@@ -38,7 +38,7 @@ fn each_rung_is_entered_and_left() {
     assert_eq!(decide(39, 64, 110), (Relief::Copy, true, true));
     assert_eq!(decide(0, 64, 209), (Relief::Copy, true, false));
     assert_eq!(decide(0, 64, 210), (Relief::Copy, true, true));
-    // Each rung is left only above its margin.
+    // Each action ends only above its margin.
     assert_eq!(decide(49, 64, 211), (Relief::Copy, true, false));
     assert_eq!(decide(50, 64, 212), (Relief::Copy, false, false));
     assert_eq!(decide(109, 10, 213), (Relief::Replace(54), false, false));
@@ -115,6 +115,7 @@ proptest! {
                     prop_assert!(now - last >= 100);
                 }
                 last = Some(now);
+                prop_assert!(available < 50);
             }
             prop_assert!(controller.deadline().is_none_or(|until| until > at(now)));
         }
@@ -122,10 +123,26 @@ proptest! {
 }
 
 #[test]
-fn the_default_thresholds_are_in_order() {
-    let config = PoolConfig::default();
-    config.check().unwrap();
-    let escape = config.escape();
-    assert!(escape.cache_danger < escape.cache_safe);
-    assert!(escape.cache_safe < config.budget_units());
+fn every_legal_configuration_leaves_every_action_when_nothing_is_held() {
+    let mib = 1 << 20;
+    let unit = u64::from(crate::units::UNIT);
+    for budget in [mib / 4, mib, 8 * mib, 12 * mib + unit] {
+        for safe in [None, Some(2 * unit), Some(budget), Some(budget - unit)] {
+            for danger in [None, Some(0), safe.map(|safe| safe - unit)] {
+                let config = PoolConfig {
+                    budget,
+                    cache_safe: safe,
+                    cache_danger: danger,
+                    ..PoolConfig::default()
+                };
+                config.check().unwrap();
+                let mut controller = EscapeController::new(config.escape());
+                let none = controller.decide(0, 0, at(0));
+                let has_danger = config.escape().cache_danger > 0;
+                assert_eq!(none.stops_admission, has_danger, "{config:?}");
+                let all = controller.decide(config.budget_units(), 0, at(1));
+                assert_eq!(all, EscapeDecision::default(), "{config:?}");
+            }
+        }
+    }
 }

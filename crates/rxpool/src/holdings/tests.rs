@@ -9,20 +9,23 @@ const STRAGGLER: Duration = Duration::from_micros(100);
 struct Known {
     app: AppId,
     held: HeldExtent,
-    since: Instant,
+    /// When its bytes arrived, and as which of all.
+    arrived: Option<(u32, Instant)>,
     units: Vec<u32>,
     is_replaced: bool,
 }
 
 impl Known {
     fn is_straggler(&self, now: Instant) -> bool {
-        now.since(self.since) > STRAGGLER
+        self.arrived
+            .is_some_and(|(_, since)| now.since(since) > STRAGGLER)
     }
 }
 
 #[derive(Clone, Debug)]
 enum Action {
     Take(u8, u32),
+    Arrive(usize),
     /// Releases some units of an extent as an application: its own, or another.
     Release(usize, u32, u32, bool),
     /// Releases an extent that ended.
@@ -37,6 +40,7 @@ fn action() -> impl Strategy<Value = Action> {
         4 => (0u8..3, 1u32..65).prop_map(|(app, units)| Action::Take(app, units)),
         4 => (any::<usize>(), 0u32..64, 1u32..65, any::<bool>())
             .prop_map(|(at, from, len, own)| Action::Release(at, from, len, own || at % 4 != 0)),
+        4 => any::<usize>().prop_map(Action::Arrive),
         1 => any::<usize>().prop_map(Action::Stale),
         2 => (0u64..60).prop_map(Action::Wait),
         2 => (0u8..3).prop_map(Action::Look),
@@ -55,19 +59,33 @@ proptest! {
         let mut looked = [Instant::ZERO; 3];
         let mut now = Instant::from_nanos(1_000_000);
         let mut refused = [0; 3];
+        let mut arrivals = 0;
         for action in actions {
             match action {
                 Action::Take(app, units) => {
                     let app = apps[usize::from(app)];
                     let Some(extent) = free.take(units) else { continue };
-                    let held = holdings.hold(app, extent, now);
+                    let held = holdings.hold(app, extent);
                     let units = (0..units).collect();
-                    known.push(Known { app, held, since: now, units, is_replaced: false });
+                    known.push(Known { app, held, arrived: None, units, is_replaced: false });
                 }
+                Action::Arrive(at) if !known.is_empty() => {
+                    let at = at % known.len();
+                    let one = &mut known[at];
+                    let is_new = one.arrived.is_none();
+                    prop_assert_eq!(holdings.arrived(one.app, one.held, now), is_new);
+                    let other = apps[(one.app.place() + 1) % 3];
+                    prop_assert!(!holdings.arrived(other, one.held, now));
+                    if is_new {
+                        one.arrived = Some((arrivals, now));
+                        arrivals += 1;
+                    }
+                }
+                Action::Arrive(_) => {}
                 Action::Release(at, from, len, own) if !known.is_empty() => {
                     let at = at % known.len();
                     let one = &mut known[at];
-                    let app = if own { one.app } else { apps[(one.app.0 as usize + 1) % 3] };
+                    let app = if own { one.app } else { apps[(one.app.place() + 1) % 3] };
                     let released = holdings.release(app, one.held, from, len);
                     let all = from..from + len;
                     let expected = if !own {
@@ -83,10 +101,11 @@ proptest! {
                             units: PoolExtent { first, units: len },
                             is_replaced: one.is_replaced,
                             is_last: one.units.is_empty(),
+                            since: one.arrived.map(|(_, since)| since),
                         })
                     };
                     prop_assert_eq!(released, expected);
-                    refused[app.0 as usize] += u64::from(expected.is_err());
+                    refused[app.place()] += u64::from(expected.is_err());
                     if let Ok(released) = expected {
                         if !released.is_replaced {
                             free.release(released.units).unwrap();
@@ -101,18 +120,19 @@ proptest! {
                 Action::Stale(at) if !ended.is_empty() => {
                     let (app, held) = ended[at % ended.len()];
                     prop_assert_eq!(holdings.release(app, held, 0, 1), Err(ReleaseError::NotHeld));
-                    refused[app.0 as usize] += 1;
+                    refused[app.place()] += 1;
                 }
                 Action::Stale(_) => {}
                 Action::Wait(micros) => now += Duration::from_micros(micros),
                 Action::Look(app) => {
                     looked[usize::from(app)] = now;
-                    holdings.look(apps[usize::from(app)], now);
+                    holdings.age(apps[usize::from(app)], now);
                 }
                 Action::Replace(app, most) => {
                     let id = apps[usize::from(app)];
                     let at = looked[usize::from(app)];
-                    let next = known.iter_mut().find(|one| one.app == id && !one.is_replaced);
+                    let own = known.iter_mut().filter(|one| one.app == id && !one.is_replaced);
+                    let next = own.filter(|one| one.arrived.is_some()).min_by_key(|one| one.arrived);
                     let expected = match next.filter(|one| one.is_straggler(at)) {
                         None => Replacement::None,
                         Some(one) if one.units.len() as u32 > most => Replacement::TooLong,
@@ -125,7 +145,7 @@ proptest! {
                 }
             }
             for app in apps {
-                let at = app.0 as usize;
+                let at = app.place();
                 let own = || known.iter().filter(|one| one.app == app);
                 let units = |of: &dyn Fn(&&Known) -> bool| -> u32 {
                     own().filter(|one| of(one)).map(|one| one.units.len() as u32).sum()
@@ -138,9 +158,10 @@ proptest! {
                 };
                 prop_assert_eq!(holdings.used(app), expected);
                 let listed: Vec<HeldExtent> = holdings.of(app).map(|(held, _)| held).collect();
-                let in_order: Vec<HeldExtent> = own().map(|one| one.held).collect();
+                let mut in_order: Vec<_> = own().filter(|one| one.arrived.is_some()).collect();
+                in_order.sort_by_key(|one| one.arrived);
+                let in_order: Vec<HeldExtent> = in_order.into_iter().map(|one| one.held).collect();
                 prop_assert_eq!(listed, in_order);
-                prop_assert_eq!(holdings.longest(app, now), own().next().map(|one| now.since(one.since)));
             }
         }
         for one in known {

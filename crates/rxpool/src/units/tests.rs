@@ -21,6 +21,8 @@ fn longest(used: &BTreeSet<u32>, units: u32) -> u32 {
 enum Action {
     Take(u32),
     TakeUpTo(u32),
+    /// Takes from a range of blocks.
+    TakeWithin(u32, u32, u32),
     /// Releases part of an extent: which one, from which unit, how many.
     Release(usize, u32, u32),
     /// Releases units that may be free.
@@ -32,7 +34,10 @@ fn action() -> impl Strategy<Value = Action> {
         3 => (0u32..70).prop_map(Action::Take),
         1 => (1u32..64).prop_map(Action::TakeUpTo),
         4 => (any::<usize>(), 0u32..64, 1u32..65).prop_map(|(at, from, len)| Action::Release(at, from, len)),
-        1 => (0u32..400, 0u32..70).prop_map(|(first, units)| Action::Wrong(first, units)),
+        1 => (prop_oneof![0u32..400, any::<u32>()], prop_oneof![0u32..70, any::<u32>()])
+            .prop_map(|(first, units)| Action::Wrong(first, units)),
+        1 => (0u32..5, 0u32..5, 1u32..65)
+            .prop_map(|(from, to, units)| Action::TakeWithin(from, to, units)),
     ]
 }
 
@@ -73,6 +78,20 @@ proptest! {
                         taken.push(extent);
                     }
                 }
+                Action::TakeWithin(from, to, wanted) => {
+                    let range = from * UNITS_MAX..to * UNITS_MAX;
+                    let is_there = range.clone().any(|unit| unit < units && !used.contains(&unit));
+                    let extent = pool.take_within(range.clone(), wanted);
+                    prop_assert_eq!(extent.is_some(), is_there);
+                    if let Some(extent) = extent {
+                        prop_assert!(extent.units <= wanted && extent.is_valid());
+                        for unit in extent.first..extent.first + extent.units {
+                            prop_assert!(range.contains(&unit));
+                            prop_assert!(used.insert(unit), "unit {} taken twice", unit);
+                        }
+                        taken.push(extent);
+                    }
+                }
                 Action::Release(at, from, len) if !taken.is_empty() => {
                     let at = at % taken.len();
                     let whole = taken[at];
@@ -90,7 +109,8 @@ proptest! {
                 }
                 Action::Release(..) => {}
                 Action::Wrong(first, count) => {
-                    let all_used = count > 0
+                    let all_used = (1..=UNITS_MAX).contains(&count)
+                        && first < units
                         && (first..first + count).all(|unit| used.contains(&unit))
                         && first / UNITS_MAX == (first + count - 1) / UNITS_MAX;
                     if !all_used {
