@@ -219,11 +219,18 @@ impl Holdings {
         self.app(app).is_some()
     }
 
+    /// What an application uses, if it is there.
+    #[inline]
+    pub fn get(&self, app: AppId) -> Option<AppUse> {
+        self.app(app).map(|app| app.used)
+    }
+
     /// What an application uses.
     pub fn used(&self, app: AppId) -> AppUse {
         self.app(app).map_or_else(AppUse::default, |app| app.used)
     }
 
+    #[inline]
     fn app(&self, id: AppId) -> Option<&App> {
         let app = self.apps.get(id.place())?;
         (app.is_there && app.generation == id.generation).then_some(app)
@@ -325,6 +332,7 @@ impl Holdings {
         released
     }
 
+    #[inline]
     fn try_release(
         &mut self,
         id: AppId,

@@ -107,6 +107,22 @@ struct App {
     is_named: bool,
 }
 
+/// What an application uses, and may.
+#[derive(Clone, Copy, Debug)]
+struct UseOfApp {
+    /// Units that it may hold more.
+    room: u32,
+    claim: u32,
+    /// Units that it holds and that were not replaced.
+    counted: u32,
+}
+
+impl UseOfApp {
+    fn unused(&self) -> u32 {
+        self.claim.saturating_sub(self.counted)
+    }
+}
+
 /// A receive pool.
 #[derive(Clone, Debug)]
 pub struct ReceivePool {
@@ -192,15 +208,22 @@ impl ReceivePool {
         self.holdings.has(id).then_some(app)
     }
 
-    /// Claimed units that an application does not hold. Stragglers that were replaced do not count: they take nothing
-    /// of the budget.
+    /// Claimed units that an application does not hold. Stragglers that were replaced do not count: they take nothing of the
+    /// budget.
     #[inline]
     fn unused(&self, id: AppId) -> u32 {
-        let Some(app) = self.app(id).filter(|app| app.claim > 0) else {
-            return 0;
-        };
-        let used = self.holdings.used(id);
-        app.claim.saturating_sub(used.held - used.replaced)
+        self.use_of(id).map_or(0, |of| of.unused())
+    }
+
+    #[inline]
+    fn use_of(&self, id: AppId) -> Option<UseOfApp> {
+        let used = self.holdings.get(id)?;
+        let app = self.apps.get(id.place())?;
+        Some(UseOfApp {
+            room: app.limits.quota.saturating_sub(used.held),
+            claim: app.claim,
+            counted: used.held - used.replaced,
+        })
     }
 
     /// Returns how many units an application may claim more: within its quota, and free for it.
@@ -247,17 +270,17 @@ impl ReceivePool {
 
     /// Returns how many units an application may get: within its quota, and free for it.
     pub fn may_get(&self, id: AppId) -> u32 {
-        let Some(app) = self.app(id) else {
-            return 0;
-        };
-        let room = app.limits.quota.saturating_sub(self.holdings.used(id).held);
-        let unused = self.unused(id);
-        let others = self.reserved - unused;
-        let free = match self.is_contended {
-            true => unused.min(self.free.available()),
-            false => self.free.available().saturating_sub(others),
-        };
-        room.min(free)
+        let of = self.use_of(id);
+        of.map_or(0, |of| of.room.min(self.free_for(&of)))
+    }
+
+    #[inline]
+    fn free_for(&self, of: &UseOfApp) -> u32 {
+        let unused = of.unused();
+        match self.is_contended {
+            true => unused,
+            false => self.free.available() - (self.reserved - unused),
+        }
     }
 
     /// Hands out `units` units that lie side by side, 1 to [`UNITS_MAX`]. Their bytes have not
@@ -268,9 +291,9 @@ impl ReceivePool {
     /// [`GetError`].
     #[inline]
     pub fn get(&mut self, id: AppId, units: u32) -> Result<HeldExtent, GetError> {
-        self.check(id, units, units)?;
+        let (of, _) = self.check(id, units, units)?;
         let taken = self.free.take(units);
-        self.hold(id, taken)
+        self.hold(id, &of, taken)
     }
 
     /// Hands out up to `units` units that lie side by side, 1 to [`UNITS_MAX`]: fewer if free memory is scattered, or
@@ -280,32 +303,38 @@ impl ReceivePool {
     ///
     /// [`GetError`].
     pub fn get_up_to(&mut self, id: AppId, units: u32) -> Result<HeldExtent, GetError> {
-        let may = self.check(id, units, 1)?;
+        let (of, may) = self.check(id, units, 1)?;
         let taken = self.free.take_up_to(units.min(may));
-        self.hold(id, taken)
+        self.hold(id, &of, taken)
     }
 
-    /// Checks whether an application may get `least` units, of `units` that it wants, and returns how many it may get.
+    /// Checks whether an application may get `least` units, of `units` that it wants, and returns what it uses and how many it
+    /// may get.
     #[inline]
-    fn check(&mut self, id: AppId, units: u32, least: u32) -> Result<u32, GetError> {
-        let app = self.app(id).ok_or(GetError::NoApp)?;
+    fn check(&mut self, id: AppId, units: u32, least: u32) -> Result<(UseOfApp, u32), GetError> {
+        let of = self.use_of(id).ok_or(GetError::NoApp)?;
         if !(1..=UNITS_MAX).contains(&units) {
             return Err(GetError::Length(units));
         }
-        if app.limits.quota.saturating_sub(self.holdings.used(id).held) < least {
+        if of.room < least {
             self.counters.over_quota += 1;
             return Err(GetError::Quota);
         }
-        let may = self.may_get(id);
+        let may = of.room.min(self.free_for(&of));
         if may < least {
             self.counters.short += 1;
             return Err(GetError::Short);
         }
-        Ok(may)
+        Ok((of, may))
     }
 
     #[inline]
-    fn hold(&mut self, id: AppId, taken: Option<PoolExtent>) -> Result<HeldExtent, GetError> {
+    fn hold(
+        &mut self,
+        id: AppId,
+        of: &UseOfApp,
+        taken: Option<PoolExtent>,
+    ) -> Result<HeldExtent, GetError> {
         let Some(extent) = taken else {
             self.counters.short += 1;
             return Err(GetError::Short);
@@ -314,10 +343,8 @@ impl ReceivePool {
             self.spare_free -= extent.units;
         }
         self.counters.gets += 1;
-        let before = self.unused(id);
-        let held = self.holdings.hold(id, extent);
-        self.reserved = self.reserved - before + self.unused(id);
-        Ok(held)
+        self.reserved -= of.unused().min(extent.units);
+        Ok(self.holdings.hold(id, extent))
     }
 
     /// Records that the bytes of an extent have arrived: from now on the application has it, and it may become a
@@ -339,13 +366,14 @@ impl ReceivePool {
         from: u32,
         units: u32,
     ) -> Result<Released, ReleaseError> {
-        let before = self.unused(id);
         let released = self.holdings.release(id, held, from, units);
         let Ok(released) = released else {
             self.counters.refused += 1;
             return released;
         };
-        self.reserved = self.reserved - before + self.unused(id);
+        if let Some(of) = self.use_of(id).filter(|_| !released.is_replaced) {
+            self.reserved += of.unused().min(units);
+        }
         let is_own = released.units.first < self.spare.start;
         let given = match released.is_replaced {
             true => {
