@@ -447,6 +447,38 @@ mod tests {
     }
 
     #[test]
+    fn looks_at_descriptors_at_each_spin_after_one_ended_a_wait() {
+        let (ours, mut theirs) = UnixStream::pair().expect("a pair");
+        theirs.write_all(b"x").expect("writes");
+        let mut waiter = Waiter::default();
+        let mut polls = |looks_per_spin: u32| {
+            let looks_per_spin = NonZeroU32::new(looks_per_spin).expect("not 0");
+            waiter.set_polling(Duration::from_micros(60_000_000), looks_per_spin);
+            let mut polls = 0;
+            let woken = waiter.wait(&[ours.as_fd()], None, |_| {
+                polls += 1;
+                false
+            });
+            assert_eq!(woken.expect("waits"), WakeReason::Fd);
+            polls
+        };
+        assert_eq!(polls(1), DESCRIPTORS_EVERY);
+        assert_eq!([polls(1), polls(4), polls(1)], [1, 4, 1]);
+        // Waits that something else ends use up the eagerness.
+        for _ in 0..EAGER {
+            let woken = waiter.wait(&[ours.as_fd()], None, |_| true);
+            assert_eq!(woken.expect("waits"), WakeReason::Ready);
+        }
+        let mut polls = 0;
+        let woken = waiter.wait(&[ours.as_fd()], None, |_| {
+            polls += 1;
+            false
+        });
+        assert_eq!(woken.expect("waits"), WakeReason::Fd);
+        assert!(polls > 1, "{polls}");
+    }
+
+    #[test]
     fn looks_once_more_after_arming() {
         let mut armed = false;
         let woken = Waiter::default().wait(&[], None, |phase| {

@@ -67,7 +67,7 @@ pub enum ReceiverEvent {
     Failed {
         /// The transfer.
         transfer: TransferId,
-        /// Why.
+        /// Reason of the failure.
         why: TransferError,
     },
     /// An application holds its extents for long, and the pool is short: copy its data elsewhere and release all of
