@@ -182,7 +182,7 @@ impl<T: Copy + PartialEq> Admission<T> {
         }
         let starving = |class: &&Class| self.classes[**class as usize].bypasses >= BYPASSES_MAX;
         let first = Class::ALL.iter().find(starving).copied();
-        // Of two that starve, the higher goes first.
+        // If two classes have waited too long, the higher class goes first.
         let order = first.into_iter().chain(Class::ALL);
         for class in order {
             let of = &mut self.classes[class as usize];

@@ -22,7 +22,7 @@ use headworks_verbs::{Duration, Instant};
 
 use crate::config::EscapeConfig;
 
-/// What the pool must do now.
+/// Actions that the pool must take now.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EscapeDecision {
     /// How the pool gets memory back.

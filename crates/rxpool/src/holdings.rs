@@ -1,4 +1,4 @@
-//! Who holds which extents of the pool, and for how long (section 4.3). Pure.
+//! The extents that each application holds, and since when (section 4.3). Pure.
 //!
 //! Each application has a list of its extents in the order in which their bytes arrived. So the extent that it has had
 //! longest is at the list's head, and whether it is a straggler takes one look. Before its bytes have arrived, an
@@ -49,7 +49,7 @@ pub enum ReleaseError {
     Range,
 }
 
-/// What became of released units.
+/// Outcome of a release.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Released {
     /// The units.
@@ -65,8 +65,8 @@ pub struct Released {
 /// Outcome of [`Holdings::replace`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Replacement {
-    /// A straggler of this many units was marked.
-    Of(u32),
+    /// The pool marked a straggler of this many units as replaced.
+    Done(u32),
     /// The application has no straggler that was not replaced.
     None,
     /// The oldest such straggler has too many units.
@@ -89,7 +89,7 @@ pub struct AppUse {
 /// No record.
 const NONE: u32 = u32::MAX;
 
-/// What is known of an extent.
+/// Record of an extent that an application holds.
 #[derive(Clone, Copy, Debug)]
 struct Record {
     /// Units held, as bits counted from the extent's first. 0: there is no such extent.
@@ -439,7 +439,7 @@ impl Holdings {
             next => next,
         };
         self.apps[id.place()] = app;
-        Replacement::Of(units)
+        Replacement::Done(units)
     }
 
     /// Returns an application's extents whose bytes have arrived, in that order, and the units of each that it holds,

@@ -29,7 +29,7 @@ pub enum LandingStep {
     Ring(u32),
 }
 
-/// What the pool has for the first transfer of a connection.
+/// Answer of the pool to the first transfer of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Grant {
     /// The transfer was admitted, and may take this many units, at least 1.

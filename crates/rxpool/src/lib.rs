@@ -17,7 +17,7 @@
 //! |---|---|---|
 //! | [`config`] | sizes and parameters: meaning, unit, range, default | 4.1.3, 4.3 |
 //! | [`units`] | allocator of extents: units of 4 KiB, most recently released first | 4.2 |
-//! | [`holdings`] | who holds which extents and for how long; checks releases | 4.3, linked lists |
+//! | [`holdings`] | extents of each application, and since when it has them; checks releases | 4.3, linked lists |
 //! | [`admission`] | queues by class, Little's law, windows of READs | 3.2, 4.1.2, 5 (QoS) |
 //! | [`landing`] | where the transfers of one connection land, and why connections never block each other for ever | |
 //! | [`escape`] | escape controller: thresholds and what follows | 4.3, Algorithm 1 |

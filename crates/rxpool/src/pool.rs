@@ -43,7 +43,7 @@ pub enum GetError {
     Short,
 }
 
-/// What an application may hold.
+/// Limits of an application.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AppLimits {
     /// Its class.
@@ -52,7 +52,7 @@ pub struct AppLimits {
     pub quota: u32,
 }
 
-/// What an application may claim.
+/// Units that an application may claim.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Claimable {
     /// Units within its quota.
@@ -75,7 +75,7 @@ pub struct EscapeStep {
     pub signals: bool,
 }
 
-/// What the pool has done, in numbers that only grow.
+/// Counters of the pool. They only grow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PoolCounters {
     /// Extents handed out.
@@ -97,7 +97,7 @@ pub struct PoolCounters {
 /// Stragglers replaced in one step at most.
 const REPLACEMENTS: u32 = 16;
 
-/// What the pool knows of an application, beside what it holds.
+/// State of an application, without the extents that it holds.
 #[derive(Clone, Copy, Debug)]
 struct App {
     limits: AppLimits,
@@ -107,7 +107,7 @@ struct App {
     is_named: bool,
 }
 
-/// What an application uses, and may.
+/// Use of the pool by an application, as far as it decides what the application may get.
 #[derive(Clone, Copy, Debug)]
 struct UseOfApp {
     /// Units that it may hold more.
@@ -461,7 +461,7 @@ impl ReceivePool {
             let before = self.unused(app);
             while times < REPLACEMENTS && self.free.available() < self.escape.target() {
                 match self.holdings.replace(app, most - step.replaced) {
-                    Replacement::Of(units) => {
+                    Replacement::Done(units) => {
                         self.circulate(units);
                         step.replaced += units;
                         times += 1;
@@ -547,7 +547,7 @@ impl ReceivePool {
         self.app(app).map(|app| app.limits)
     }
 
-    /// What an application uses.
+    /// Use of the pool by an application.
     pub fn used(&self, app: AppId) -> AppUse {
         self.holdings.used(app)
     }
@@ -557,7 +557,7 @@ impl ReceivePool {
         self.holdings.of(app)
     }
 
-    /// What the pool has done so far.
+    /// Counters of the pool.
     pub fn counters(&self) -> PoolCounters {
         self.counters
     }

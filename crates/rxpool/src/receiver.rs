@@ -47,7 +47,7 @@ pub struct Announcement {
     pub len: u64,
 }
 
-/// What a receiver tells its program.
+/// Event of a receiver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReceiverEvent {
     /// Bytes have arrived. The application holds the extent until it releases it.

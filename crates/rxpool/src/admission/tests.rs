@@ -94,7 +94,7 @@ fn a_transfer_longer_than_the_pool_claims_a_quarter_of_it() {
     let first = world.admit().unwrap();
     assert_eq!((first.transfer(), first.footprint()), (1, 512));
     assert_eq!(world.admit(), None, "all is claimed");
-    // What is held counts towards the claim; when it is released, it is claimed again.
+    // Held units count towards the claim. The application claims them again when it releases them.
     let own = world.apps[0].0;
     let taken = world.pool.get(own, 64).unwrap();
     world.pool.release(own, taken, 0, 64).unwrap();
@@ -209,7 +209,7 @@ fn action() -> impl Strategy<Value = Action> {
 }
 
 proptest! {
-    /// What is claimed is free. Each application's transfers are first in, first out. Each waiting transfer is
+    /// Claimed units are free. Each application's transfers are first in, first out. Each waiting transfer is
     /// admitted, although an application takes all that it may and releases little by little.
     #[test]
     fn claims_are_kept_and_no_transfer_starves(

@@ -138,7 +138,7 @@ proptest! {
                         Some(one) if one.units.len() as u32 > most => Replacement::TooLong,
                         Some(one) => {
                             one.is_replaced = true;
-                            Replacement::Of(one.units.len() as u32)
+                            Replacement::Done(one.units.len() as u32)
                         }
                     };
                     prop_assert_eq!(holdings.replace(id, most), expected);
