@@ -217,8 +217,8 @@ impl<T: Copy + PartialEq> Admission<T> {
                     footprint,
                 });
             }
-            // Nobody of this class can be admitted whatever becomes free. So the class does not keep the others
-            // waiting.
+            // The quotas admit no transfer of this class, whatever memory becomes free. The class then delays no
+            // other class.
             of.bypasses = 0;
         }
         None
