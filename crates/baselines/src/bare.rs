@@ -180,6 +180,7 @@ fn segment(len: usize) -> Result<SharedSegment, SegmentError> {
         len,
         huge_pages: HugePages::No,
         numa_node: None,
+        is_sealed: false,
     })
 }
 

@@ -57,6 +57,17 @@ impl WordMemory {
             .expect("offset must be in bounds and a multiple of 8")
     }
 
+    /// The `count` words from `offset` on.
+    ///
+    /// # Panics
+    ///
+    /// If some are out of bounds, or `offset` is not a multiple of 8.
+    #[inline]
+    pub fn words(&self, offset: usize, count: usize) -> &[AtomicU64] {
+        let words = self.view.words(offset, count);
+        words.expect("words must be in bounds, from a multiple of 8 on")
+    }
+
     /// The cursor at `offset`.
     ///
     /// # Panics

@@ -53,6 +53,7 @@ fn share() -> SharedPacing {
         len: BYTES,
         huge_pages: HugePages::No,
         numa_node: None,
+        is_sealed: false,
     };
     let segment = SharedSegment::create(&request).expect("a segment");
     SharedPacing::over(View::from(Arc::new(segment))).expect("long enough")

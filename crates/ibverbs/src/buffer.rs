@@ -73,13 +73,14 @@ impl Arena {
         request.check()?;
         let (len, pages) = (request.len, request.pages);
         let numa_node = request.numa_node.or(node);
-        let segment = |len| match segment_of(len, pages, numa_node) {
+        let is_sealed = request.is_sealed;
+        let segment = |len| match segment_of(len, (pages, is_sealed), numa_node) {
             // Nobody asked for the device's node, and not every process may allocate on it.
             Err(ResourceError::System { what, source })
                 if request.numa_node.is_none() && node.is_some() =>
             {
                 tracing::warn!(%source, "{what}: no memory on the device's NUMA node; memory of another node is used");
-                segment_of(len, pages, None)
+                segment_of(len, (pages, is_sealed), None)
             }
             made => made,
         };
@@ -90,7 +91,7 @@ impl Arena {
                 len,
             })
         };
-        if len > SMALL_MAX {
+        if len > SMALL_MAX || is_sealed {
             return Ok(buffer(segment(len)?, 0));
         }
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
@@ -117,7 +118,7 @@ impl Arena {
 
 fn segment_of(
     len: usize,
-    pages: Pages,
+    (pages, is_sealed): (Pages, bool),
     numa_node: Option<u32>,
 ) -> Result<Arc<SharedSegment>, ResourceError> {
     let made = SharedSegment::create(&SegmentRequest {
@@ -128,6 +129,7 @@ fn segment_of(
             Pages::PreferHuge => HugePages::Prefer,
         },
         numa_node,
+        is_sealed,
     });
     let segment = made.map_err(|error| match error {
         SegmentError::Os { step, source } => ResourceError::System { what: step, source },

@@ -297,6 +297,7 @@ impl EndParts {
             align: 64,
             pages: config.pages,
             numa_node: config.numa_node.or(info.numa_node),
+            is_sealed: false,
         };
         let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
         let region = pd.register(&device.alloc(&request)?, access)?;

@@ -8,7 +8,7 @@
 //!   logic over a pair of them), [`slot_queue`] (multi-producer multi-consumer queue that survives
 //!   the death of its users), [`mod@lane`] (single-producer queue beside it, without atomic
 //!   read-modify-writes), [`event_count`] (wake-up of a waiter that is about to sleep), [`dirty_set`]
-//!   (two-level atomic bitmap), [`sender_row`] (a remote process that writes into a queue, and recovery
+//!   (two-level atomic bitmap), [`descriptor_word`] (who may use the memory of a descriptor), [`sender_row`] (a remote process that writes into a queue, and recovery
 //!   after its death);
 //! - processes: [`liveness`] (identity of a process, and whether it is alive), [`file_lock`] (lock that the
 //!   kernel releases at its holder's death), [`descriptor_passing`] (descriptors over Unix sockets), [`fork`]
@@ -32,6 +32,7 @@ pub mod biased_lock;
 pub mod control_group;
 pub mod cursor;
 pub mod descriptor_passing;
+pub mod descriptor_word;
 pub mod dirty_set;
 pub mod event_count;
 pub mod file_lock;
@@ -50,6 +51,7 @@ pub mod wake_pipe;
 
 pub use biased_lock::{BiasedGuard, BiasedLock};
 pub use cursor::{Consumer, Cursor, CursorError, Producer};
+pub use descriptor_word::{DescriptorState, DescriptorWord};
 pub use dirty_set::DirtySet;
 pub use event_count::{EventCount, WakeBy};
 pub use lane::Lane;

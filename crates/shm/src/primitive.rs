@@ -19,6 +19,8 @@
 //! - [`event_count`](crate::event_count): the waiter sees the work, or a producer is told to wake it.
 //! - [`dirty_set`](crate::dirty_set): no number is lost or taken twice, and a drain that takes one sees
 //!   what was stored before it.
+//! - [`descriptor_word`](crate::descriptor_word): memory is moved, or used again, only when its reader has not claimed
+//!   it or has left it.
 //! - [`biased_lock`](crate::biased_lock): an owner and its revoker exclude each other before, during and
 //!   after the revocation.
 //! - `headworks-pacing`'s `clock`: no process gets more than the clock was moved by. Only a dead

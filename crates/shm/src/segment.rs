@@ -40,6 +40,9 @@ pub struct SegmentRequest<'a> {
     pub huge_pages: HugePages,
     /// The NUMA node to prefer while it has room; `None` leaves the choice to the kernel.
     pub numa_node: Option<u32>,
+    /// Whether no process can map it writable from now on, or write to its file: its maker alone writes, through the
+    /// mapping that it has (`F_SEAL_FUTURE_WRITE`).
+    pub is_sealed: bool,
 }
 
 /// Whether a segment is to use huge pages.

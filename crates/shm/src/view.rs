@@ -362,6 +362,7 @@ mod tests {
             len,
             huge_pages: HugePages::No,
             numa_node: None,
+            is_sealed: false,
         };
         Arc::new(SharedSegment::create(&request).expect("segment")).into()
     }

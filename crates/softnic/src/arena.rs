@@ -71,15 +71,16 @@ impl Arena {
         self: &Arc<Self>,
         len: usize,
         align: usize,
-        huge: HugePages,
+        (huge, is_sealed): (HugePages, bool),
         numa_node: Option<u32>,
     ) -> Result<ArenaAllocation, ResourceError> {
         let len = len.max(1).next_multiple_of(UNIT);
         let align = align.max(UNIT);
-        let small = len <= PIECE_MAX && huge == HugePages::No && numa_node.is_none();
+        let is_plain = huge == HugePages::No && numa_node.is_none() && !is_sealed;
+        let small = len <= PIECE_MAX && is_plain;
         if !small {
             // Made without the lock, because that takes long for a large one.
-            let segment = new_segment(len, huge, numa_node)?;
+            let segment = new_segment(len, (huge, is_sealed), numa_node)?;
             let (segment, row, generation) = self.publish(&mut self.lock(), segment)?;
             let at = SegmentOffset {
                 segment: row,
@@ -99,7 +100,7 @@ impl Arena {
                 return Ok(piece);
             }
         }
-        let segment = new_segment(SLAB, HugePages::No, None)?;
+        let segment = new_segment(SLAB, (HugePages::No, false), None)?;
         let (segment, row, generation) = self.publish(&mut state, segment)?;
         let mut slab = Slab {
             segment,
@@ -174,7 +175,7 @@ impl Arena {
 
 fn new_segment(
     len: usize,
-    huge_pages: HugePages,
+    (huge_pages, is_sealed): (HugePages, bool),
     numa_node: Option<u32>,
 ) -> Result<SharedSegment, ResourceError> {
     let request = SegmentRequest {
@@ -182,6 +183,7 @@ fn new_segment(
         len,
         huge_pages,
         numa_node,
+        is_sealed,
     };
     SharedSegment::create(&request).map_err(|error| ResourceError::NoSpace(error.to_string()))
 }
@@ -294,7 +296,7 @@ mod tests {
                     held.swap_remove(len % held.len());
                 } else {
                     let piece =
-                        arena.take(len, 64 << (align * 2), HugePages::No, None).unwrap();
+                        arena.take(len, 64 << (align * 2), (HugePages::No, false), None).unwrap();
                     prop_assert_eq!(piece.as_ptr() as usize % (64 << (align * 2)), 0);
                     held.push(piece);
                 }

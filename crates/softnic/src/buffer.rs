@@ -72,9 +72,12 @@ impl SoftBuffer {
             Pages::Ordinary => HugePages::No,
             Pages::PreferHuge => HugePages::Prefer,
         };
-        let piece = context
-            .arena
-            .take(request.len, request.align, huge, request.numa_node)?;
+        let piece = context.arena.take(
+            request.len,
+            request.align,
+            (huge, request.is_sealed),
+            request.numa_node,
+        )?;
         let notice = FreedNotice {
             context: piece.is_alone().then(|| Arc::downgrade(context)),
         };

@@ -94,6 +94,23 @@ fn new_incarnation(process: ProcessId) -> u64 {
 /// Identifies a context in the registry: key of its soft host, and index within that host.
 pub(crate) type PeerKey = (u64, u16);
 
+/// How a context executes requests.
+pub(crate) struct ContextMode {
+    /// The fault rules, if the device is hostile.
+    pub(crate) rules: Option<Rules>,
+    /// Whether long WRITEs may use non-temporal stores.
+    pub(crate) non_temporal: bool,
+}
+
+impl Default for ContextMode {
+    fn default() -> Self {
+        Self {
+            rules: None,
+            non_temporal: true,
+        }
+    }
+}
+
 /// A context: one opened `soft` device of this process.
 pub(crate) struct Context {
     // The first field, and so the first dropped: no process that looks for this context finds it any more
@@ -119,6 +136,8 @@ pub(crate) struct Context {
     pub(crate) senders: Senders,
     /// Fault injection, if the device is hostile.
     pub(crate) hostility: Option<HostileMode>,
+    /// Whether long WRITEs may use non-temporal stores.
+    pub(crate) non_temporal: bool,
     made_by: ForkGeneration,
     fabric: Arc<Registry>,
     peers: Mutex<HashMap<PeerKey, Arc<Peer>>>,
@@ -140,15 +159,17 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Context {
+    /// Opens a context as a device without options does.
+    #[cfg(test)]
     pub(crate) fn open(fabric: Arc<Registry>, info: DeviceInfo) -> Result<Arc<Self>, OpenError> {
-        Self::open_as(fabric, info, None)
+        Self::open_as(fabric, info, ContextMode::default())
     }
 
-    /// Opens a context, with fault injection if there are rules.
+    /// Opens a context that executes requests as `mode` says.
     pub(crate) fn open_as(
         fabric: Arc<Registry>,
         mut info: DeviceInfo,
-        rules: Option<Rules>,
+        mode: ContextMode,
     ) -> Result<Arc<Self>, OpenError> {
         let what = info.name.to_string();
         let provider = |source: Box<dyn std::error::Error + Send + Sync>| OpenError::Provider {
@@ -162,6 +183,7 @@ impl Context {
             len: Table::BYTES,
             huge_pages: HugePages::No,
             numa_node: None,
+            is_sealed: false,
         };
         let segment =
             Arc::new(SharedSegment::create(&request).map_err(|error| provider(error.into()))?);
@@ -211,7 +233,8 @@ impl Context {
         ));
         let events = Events::new().map_err(|error| provider(error.into()))?;
         Ok(Arc::new(Self {
-            hostility: rules.map(|rules| HostileMode::new(rules, &info)),
+            hostility: mode.rules.map(|rules| HostileMode::new(rules, &info)),
+            non_temporal: mode.non_temporal,
             descriptors,
             info,
             host,
@@ -262,7 +285,7 @@ impl Context {
 
     /// Allocates shared memory for a queue.
     pub(crate) fn queue_memory(&self, len: usize) -> Result<ArenaAllocation, ResourceError> {
-        self.arena.take(len, 64, HugePages::No, None)
+        self.arena.take(len, 64, (HugePages::No, false), None)
     }
 
     /// Returns the QPN of the queue pair in `slot`.

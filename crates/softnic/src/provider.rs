@@ -8,13 +8,14 @@
 //! | `kills=N` | about one request in N kills its queue pair; `no`, the default: none. Only with `hostile` |
 //! | `ordered_between_writes=no` | does not declare ordered WRITEs; with `hostile`, they are not ordered |
 //! | `atomic_aligned_8=no` | does not declare that aligned words stay whole; with `hostile`, some do not |
+//! | `non_temporal=no` | never writes with stores that bypass the processor's caches; for measurements |
 
 use std::sync::Arc;
 
 use headworks_shm::{HostKey, Registry, fnv1a};
 use headworks_verbs::{Device, DeviceInfo, DeviceName, Mtu, OpenError, Promises, Provider};
 
-use crate::device::{Context, LIMITS, SoftDevice, gid_of};
+use crate::device::{Context, ContextMode, LIMITS, SoftDevice, gid_of};
 use crate::hostile::Rules;
 use crate::hostile::options::Options;
 use crate::non_temporal;
@@ -157,10 +158,11 @@ impl Provider for SoftProvider {
         }
         let registry = self.registry(name)?;
         let info = info_as(name, &options);
-        let context = match options.rules {
-            None => Context::open(registry.clone(), info),
-            rules => Context::open_as(registry.clone(), info, rules),
+        let mode = ContextMode {
+            rules: options.rules,
+            non_temporal: options.non_temporal,
         };
+        let context = Context::open_as(registry.clone(), info, mode);
         // The directory may have been made for this device alone.
         let context = context.inspect_err(|_| {
             let _ = registry.remove_dead();

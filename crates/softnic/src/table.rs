@@ -738,6 +738,7 @@ pub(crate) fn empty_segment() -> Arc<SharedSegment> {
         len: Table::BYTES,
         huge_pages: headworks_shm::HugePages::No,
         numa_node: None,
+        is_sealed: false,
     };
     Arc::new(SharedSegment::create(&request).expect("a segment"))
 }

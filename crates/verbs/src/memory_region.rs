@@ -75,6 +75,9 @@ pub struct AllocRequest {
     pub pages: Pages,
     /// The NUMA node to allocate on; `None` leaves the choice to the device (its own node).
     pub numa_node: Option<u32>,
+    /// Whether other processes may only read the memory, also if they get its [file](Buffer::file). Give peers no rights
+    /// to it.
+    pub is_sealed: bool,
 }
 
 impl AllocRequest {
@@ -85,6 +88,7 @@ impl AllocRequest {
             align: 64,
             pages: Pages::Ordinary,
             numa_node: None,
+            is_sealed: false,
         }
     }
 

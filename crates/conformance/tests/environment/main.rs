@@ -99,6 +99,7 @@ fn paced(device: Arc<dyn Device>) -> Arc<dyn Device> {
         len: BYTES,
         huge_pages: HugePages::No,
         numa_node: None,
+        is_sealed: false,
     };
     let segment = SharedSegment::create(&request).expect("memory");
     let pacing = Pacing {

@@ -80,6 +80,7 @@ mod tests {
             len: BYTES,
             huge_pages: HugePages::No,
             numa_node: None,
+            is_sealed: false,
         };
         let segment = SharedSegment::create(&request).unwrap();
         SharedPacing::over(View::from(std::sync::Arc::new(segment))).unwrap()

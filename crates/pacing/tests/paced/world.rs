@@ -91,6 +91,7 @@ pub(crate) fn share() -> SharedPacing {
         len: BYTES,
         huge_pages: HugePages::No,
         numa_node: None,
+        is_sealed: false,
     };
     let segment = SharedSegment::create(&request).expect("memory");
     SharedPacing::over(View::from(Arc::new(segment))).expect("long enough")

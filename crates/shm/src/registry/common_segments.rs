@@ -344,6 +344,7 @@ fn make(key: &str, len: usize) -> Result<SharedSegment, RegistryError> {
         len,
         huge_pages: HugePages::No,
         numa_node: None,
+        is_sealed: false,
     };
     SharedSegment::create(&request).map_err(|source| RegistryError::Segment {
         what: format!("the common segment {key}"),

@@ -69,8 +69,11 @@ fn build(
     }
     allocate(&fd, bytes).map_err(explain("fallocate"))?;
     label(&fd, base.base, &Header::new(request.len, pages), pages)?;
-    fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)
-        .map_err(SegmentError::os("sealing"))?;
+    let mut seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
+    if request.is_sealed {
+        seals |= SealFlags::FUTURE_WRITE;
+    }
+    fcntl_add_seals(&fd, seals).map_err(SegmentError::os("sealing"))?;
     Ok(SharedSegment {
         fd,
         base: base.keep(),

@@ -14,6 +14,7 @@ fn request(len: usize) -> SegmentRequest<'static> {
         len,
         huge_pages: HugePages::No,
         numa_node: None,
+        is_sealed: false,
     }
 }
 
@@ -201,4 +202,40 @@ fn limited_address_space() {
     setrlimit(Resource::As, limit).expect("setrlimit");
     let error = SharedSegment::create(&request(1 << 30)).expect_err("more than is left");
     assert!(error.to_string().contains("ulimit -v"), "{error}");
+}
+
+#[test]
+fn nobody_else_writes_to_a_sealed_segment() {
+    let sealed = SharedSegment::create(&SegmentRequest {
+        is_sealed: true,
+        ..request(10_000)
+    });
+    let segment = sealed.expect("segment");
+    let view = View::from(std::sync::Arc::new(segment));
+    view.write(0, b"its maker writes").expect("fits");
+    let made = SharedSegment::create(&SegmentRequest {
+        is_sealed: true,
+        ..request(10_000)
+    });
+    let made = made.expect("segment");
+    let error = attach_again(&made).expect_err("a writable mapping");
+    assert!(error.to_string().contains("mmap"), "{error}");
+    // Neither does a descriptor help that was opened anew.
+    let path = format!(
+        "/proc/self/fd/{}",
+        std::os::fd::AsRawFd::as_raw_fd(&made.fd())
+    );
+    let opened = std::fs::File::options().read(true).write(true).open(path);
+    if let Ok(opened) = opened {
+        let error = SharedSegment::attach(opened.into()).expect_err("a writable mapping");
+        assert!(error.to_string().contains("mmap"), "{error}");
+    }
+    assert!(rustix::io::pwrite(made.fd(), b"x", 5000).is_err());
+    let fd = made.fd().try_clone_to_owned().expect("dup");
+    assert_eq!(
+        SharedSegment::attach_read_only(fd)
+            .expect("read-only")
+            .len(),
+        10_000
+    );
 }

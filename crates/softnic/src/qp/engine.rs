@@ -443,8 +443,8 @@ impl Engine {
                 }
                 crash_points::at("write");
                 let way = Direction::Place;
-                progress.streams =
-                    non_temporal::passed_by(request.len, || remote_keys.region_len(remote.rkey));
+                progress.streams = core.context.non_temporal
+                    && non_temporal::passed_by(request.len, || remote_keys.region_len(remote.rkey));
                 let moved = progress.transfer(way, remote_qp, here, &[to], (request.len, budget));
                 if let Err(why) = moved {
                     return unmoved(remote_qp, why, CallKind::Place, progress);

@@ -3,7 +3,7 @@
 use headworks_verbs::Duration;
 
 use super::*;
-use crate::device::clock;
+use crate::device::{ContextMode, clock};
 use crate::hostile::{FaultPoint, Rules, Verdict, rules};
 
 /// Posts a WRITE for which the rule gives `verdict` when it begins. Returns how many polls the WRITE took,
@@ -13,7 +13,11 @@ fn polls_of_a_write(verdict: Verdict) -> (u32, Duration) {
     let info = info(&"soft:h1,hostile".parse().unwrap());
     let begins = rules::by(move |event, _| (event.point == FaultPoint::Begin).then_some(verdict));
     let rules = Rules::new(1).with(begins);
-    let context = Context::open_as(fabric.dir.clone(), info, Some(rules)).unwrap();
+    let mode = ContextMode {
+        rules: Some(rules),
+        ..ContextMode::default()
+    };
+    let context = Context::open_as(fabric.dir.clone(), info, mode).unwrap();
     let near = TestQp::new(SoftDevice::over(context.clone()), None, 16);
     let mut ends = [near, TestQp::new(fabric.open("soft:h2"), None, 16)];
     connect(&mut ends);
