@@ -180,6 +180,7 @@ impl<T: Copy + PartialEq> Admission<T> {
         if self.admitted >= self.reads_max {
             return None;
         }
+        let fragment = units_of(self.fragment.into()) as u32;
         let starving = |class: &&Class| self.classes[**class as usize].bypasses >= BYPASSES_MAX;
         let first = Class::ALL.iter().find(starving).copied();
         // If two classes have waited too long, the higher class goes first.
@@ -189,11 +190,14 @@ impl<T: Copy + PartialEq> Admission<T> {
             for turn in 0..of.turns.len() {
                 let app = of.turns[turn];
                 let queue = of.by_app.get_mut(&app)?;
-                let footprint = queue.front()?.footprint;
+                // A transfer does with what is left of its application's quota, if that is enough for a READ.
+                let quota = pool.limits(app).map_or(1, |limits| limits.quota.max(1));
                 let claimable = pool.claimable(app);
-                if footprint > claimable.quota {
+                let footprint = queue.front()?.footprint;
+                if claimable.quota < footprint.min(fragment).min(quota) {
                     continue;
                 }
+                let footprint = footprint.min(claimable.quota);
                 if footprint > claimable.free {
                     self.is_short = true;
                     return None;

@@ -34,6 +34,10 @@ pub struct PoolConfig {
     pub straggler_time: Duration,
     /// Least time between two signals to the senders: 10 µs to 10 s. Default 1 ms.
     pub signal_interval: Duration,
+    /// For comparison: memory is handed out in turn, from the pool's first unit to its last, instead of where it was
+    /// released most recently. A pool that is longer than the processor's cache then behaves as rings of that length.
+    /// Default no.
+    pub is_in_turn: bool,
 }
 
 impl Default for PoolConfig {
@@ -49,6 +53,7 @@ impl Default for PoolConfig {
             credit: 50,
             straggler_time: Duration::from_micros(2000),
             signal_interval: Duration::from_micros(1000),
+            is_in_turn: false,
         }
     }
 }

@@ -19,6 +19,7 @@ pub struct AppId {
 
 impl AppId {
     /// Its place in a table of applications. Another application may have the place later.
+    #[inline]
     pub fn place(self) -> usize {
         self.at as usize
     }
@@ -95,9 +96,14 @@ struct Record {
     /// Units held, as bits counted from the extent's first. 0: there is no such extent.
     held: u64,
     extent: PoolExtent,
+    /// Generation of the extent. It changes when the extent's last unit is released, so a [`HeldExtent`] with this
+    /// generation is held.
     generation: u32,
     app: AppId,
+    /// When the bytes arrived, once they have.
     since: Instant,
+    /// Neighbours in the application's list, once the bytes have arrived. If there is no such extent, `next` is the
+    /// next such record.
     next: u32,
     previous: u32,
     state: RecordState,
@@ -123,6 +129,8 @@ impl Record {
 #[derive(Clone, Copy, Debug)]
 struct App {
     is_there: bool,
+    /// Generation of its id. It changes when the application is removed, so an id with this generation is that of an
+    /// application that is there.
     generation: u32,
     first: u32,
     last: u32,
@@ -137,9 +145,8 @@ struct App {
 #[derive(Clone, Debug)]
 pub struct Holdings {
     records: Box<[Record]>,
-    /// Records without an extent, in its first `unused` places. The last is used next.
-    unused_records: Box<[u32]>,
-    unused: usize,
+    /// The first record without an extent: the one that was used last.
+    unused: u32,
     apps: Vec<App>,
     straggler_time: Duration,
 }
@@ -160,10 +167,12 @@ impl Holdings {
             previous: NONE,
             state: RecordState::InFlight,
         };
+        let numbers = 1..=units;
+        let next = numbers.map(|next| if next < units { next } else { NONE });
+        let records = next.map(|next| Record { next, ..nothing });
         Self {
-            records: vec![nothing; units as usize].into(),
-            unused_records: (0..units).rev().collect(),
-            unused: units as usize,
+            records: records.collect(),
+            unused: if units > 0 { 0 } else { NONE },
             apps: Vec::new(),
             straggler_time,
         }
@@ -174,7 +183,7 @@ impl Holdings {
         let gone = self.apps.iter().position(|app| !app.is_there);
         let at = gone.unwrap_or(self.apps.len());
         let old = self.apps.get(at);
-        let generation = old.map_or(0, |app| app.generation.wrapping_add(1));
+        let generation = old.map_or(0, |app| app.generation);
         let new = App {
             is_there: true,
             generation,
@@ -199,6 +208,7 @@ impl Holdings {
         match self.app_mut(app) {
             Some(app) if app.used.held == 0 => {
                 app.is_there = false;
+                app.generation = app.generation.wrapping_add(1);
                 true
             }
             _ => false,
@@ -233,12 +243,13 @@ impl Holdings {
     #[inline]
     fn app(&self, id: AppId) -> Option<&App> {
         let app = self.apps.get(id.place())?;
-        (app.is_there && app.generation == id.generation).then_some(app)
+        (app.generation == id.generation).then_some(app)
     }
 
+    #[inline]
     fn app_mut(&mut self, id: AppId) -> Option<&mut App> {
         let app = self.apps.get_mut(id.place())?;
-        (app.is_there && app.generation == id.generation).then_some(app)
+        (app.generation == id.generation).then_some(app)
     }
 
     /// Records that an application gets an extent, whose bytes have not arrived.
@@ -246,66 +257,53 @@ impl Holdings {
     /// # Panics
     ///
     /// If the application is not there, or more units are held than there are.
-    #[inline]
     pub fn hold(&mut self, id: AppId, extent: PoolExtent) -> HeldExtent {
-        let app = self.app_mut(id).expect("the application was added");
-        app.used.held += extent.units;
-        self.unused = self.unused.checked_sub(1).expect("a unit is free");
-        let at = self.unused_records[self.unused];
-        let record = &mut self.records[at as usize];
-        let generation = record.generation.wrapping_add(1);
-        *record = Record {
-            held: u64::MAX >> (UNITS_MAX - extent.units),
-            extent,
-            generation,
-            app: id,
-            since: Instant::ZERO,
-            next: NONE,
-            previous: NONE,
-            state: RecordState::InFlight,
-        };
+        assert!(self.has(id), "the application was added");
+        self.hold_for(id, extent)
+    }
+
+    /// As [`hold`](Self::hold), for an application of which the caller knows that it is there.
+    #[inline]
+    pub(crate) fn hold_for(&mut self, id: AppId, extent: PoolExtent) -> HeldExtent {
+        debug_assert!(self.has(id), "the application was added");
+        self.apps[id.place()].used.held += extent.units;
+        let at = self.unused;
+        let record = self.records.get_mut(at as usize);
+        let record = record.expect("no more extents are held than there are units");
+        self.unused = record.next;
+        record.held = u64::MAX >> (UNITS_MAX - extent.units);
+        record.extent = extent;
+        record.app = id;
+        record.state = RecordState::InFlight;
         HeldExtent {
             extent,
             record: at,
-            generation,
+            generation: record.generation,
         }
-    }
-
-    fn record_mut(&mut self, id: AppId, held: HeldExtent) -> Option<&mut Record> {
-        let record = self.records.get_mut(held.record as usize)?;
-        let is_it = record.held != 0
-            && record.app == id
-            && record.generation == held.generation
-            && record.extent == held.extent;
-        is_it.then_some(record)
     }
 
     /// Records that the bytes of an extent have arrived: from now on the application has it. Returns `false` if the
     /// application does not hold it, or they had arrived before.
+    #[inline]
     pub fn arrived(&mut self, id: AppId, held: HeldExtent, now: Instant) -> bool {
         let at = held.record;
-        let Some(last) = self.app(id).map(|app| app.last) else {
+        let Some(record) = record_of(&mut self.records, id, held) else {
             return false;
         };
-        let record = self.record_mut(id, held);
-        let Some(record) = record.filter(|one| one.state == RecordState::InFlight) else {
+        if record.state != RecordState::InFlight {
             return false;
-        };
+        }
         record.state = RecordState::Arrived;
         record.since = now;
-        record.previous = last;
-        if let Some(last) = self.records.get_mut(last as usize) {
-            last.next = at;
-        }
-        let Some(app) = self.app_mut(id) else {
-            return false;
-        };
-        if app.first == NONE {
-            app.first = at;
-        }
-        app.last = at;
+        record.next = NONE;
+        let app = &mut self.apps[id.place()];
+        record.previous = app.last;
         if app.young == NONE {
             app.young = at;
+        }
+        match std::mem::replace(&mut app.last, at) {
+            NONE => app.first = at,
+            last => self.records[last as usize].next = at,
         }
         true
     }
@@ -315,7 +313,6 @@ impl Holdings {
     /// # Errors
     ///
     /// [`ReleaseError`]. It is counted in [`AppUse::refused`].
-    #[inline]
     pub fn release(
         &mut self,
         app: AppId,
@@ -323,13 +320,33 @@ impl Holdings {
         from: u32,
         units: u32,
     ) -> Result<Released, ReleaseError> {
+        self.release_counted(app, held, from, units)
+            .map(|(released, _)| released)
+    }
+
+    /// As [`release`](Self::release), and returns how many units the application holds afterwards that were not
+    /// replaced.
+    #[inline]
+    pub(crate) fn release_counted(
+        &mut self,
+        app: AppId,
+        held: HeldExtent,
+        from: u32,
+        units: u32,
+    ) -> Result<(Released, u32), ReleaseError> {
         let released = self.try_release(app, held, from, units);
-        if released.is_err()
-            && let Some(app) = self.app_mut(app)
-        {
-            app.used.refused += 1;
+        if released.is_err() {
+            self.refuse(app);
         }
         released
+    }
+
+    /// Counts a release that was refused.
+    #[cold]
+    fn refuse(&mut self, app: AppId) {
+        if let Some(app) = self.app_mut(app) {
+            app.used.refused += 1;
+        }
     }
 
     #[inline]
@@ -339,53 +356,64 @@ impl Holdings {
         held: HeldExtent,
         from: u32,
         units: u32,
-    ) -> Result<Released, ReleaseError> {
-        let record = self.record_mut(id, held).ok_or(ReleaseError::NotHeld)?;
-        let part = held.extent.part(from, units).ok_or(ReleaseError::Range)?;
+    ) -> Result<(Released, u32), ReleaseError> {
+        let record = record_of(&mut self.records, id, held).ok_or(ReleaseError::NotHeld)?;
+        let part = record.extent.part(from, units);
+        let part = part.ok_or(ReleaseError::Range)?;
         let mask = (u64::MAX >> (UNITS_MAX - units)) << from;
         if record.held & mask != mask {
             return Err(ReleaseError::Twice);
         }
         record.held &= !mask;
-        let record = *record;
-        let is_replaced = record.state == RecordState::Replaced;
-        let is_straggler = is_replaced || record.state == RecordState::Straggler;
-        let app = self.app_mut(id).ok_or(ReleaseError::NotHeld)?;
-        app.used.held -= units;
-        app.used.stragglers -= if is_straggler { units } else { 0 };
-        app.used.replaced -= if is_replaced { units } else { 0 };
         let is_last = record.held == 0;
+        let (state, since) = (record.state, record.since);
+        let app = &mut self.apps[id.place()];
+        app.used.held -= units;
+        if matches!(state, RecordState::Straggler | RecordState::Replaced) {
+            app.used.stragglers -= units;
+        }
+        let is_replaced = state == RecordState::Replaced;
+        if is_replaced {
+            app.used.replaced -= units;
+        }
+        let counted = app.used.held - app.used.replaced;
         if is_last {
             self.unlink(id, held.record);
         }
-        Ok(Released {
+        let released = Released {
             units: part,
             is_replaced,
             is_last,
-            since: (record.state != RecordState::InFlight).then_some(record.since),
-        })
+            since: (state != RecordState::InFlight).then_some(since),
+        };
+        Ok((released, counted))
     }
 
+    /// Frees a record whose units were all released, and takes it out of its application's list.
+    #[inline]
     fn unlink(&mut self, id: AppId, at: u32) {
-        self.unused_records[self.unused] = at;
-        self.unused += 1;
-        let record = self.records[at as usize];
+        let record = &mut self.records[at as usize];
+        record.generation = record.generation.wrapping_add(1);
+        let next = std::mem::replace(&mut record.next, self.unused);
+        self.unused = at;
         if record.state == RecordState::InFlight {
             return;
         }
+        let previous = record.previous;
         let app = &mut self.apps[id.place()];
-        for cursor in [&mut app.young, &mut app.unreplaced] {
-            if *cursor == at {
-                *cursor = record.next;
-            }
+        if app.young == at {
+            app.young = next;
         }
-        match record.previous {
-            NONE => app.first = record.next,
-            previous => self.records[previous as usize].next = record.next,
+        if app.unreplaced == at {
+            app.unreplaced = next;
         }
-        match record.next {
-            NONE => app.last = record.previous,
-            next => self.records[next as usize].previous = record.previous,
+        match previous {
+            NONE => app.first = next,
+            previous => self.records[previous as usize].next = next,
+        }
+        match next {
+            NONE => app.last = previous,
+            next => self.records[next as usize].previous = previous,
         }
         if app.unreplaced == app.young {
             // All stragglers were replaced.
@@ -457,6 +485,15 @@ impl Holdings {
             Some((held, record.held))
         })
     }
+}
+
+/// Returns the record of an extent that an application holds. Such an application is there, since it cannot be removed
+/// while it holds something.
+#[inline]
+fn record_of(records: &mut [Record], id: AppId, held: HeldExtent) -> Option<&mut Record> {
+    let record = records.get_mut(held.record as usize)?;
+    let is_it = record.app == id && record.generation == held.generation;
+    is_it.then_some(record)
 }
 
 #[cfg(test)]

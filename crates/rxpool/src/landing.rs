@@ -4,10 +4,10 @@
 //!
 //! 1. Memory of the pool is granted in the order of the stream: only the first transfer of a connection that has not
 //!    been READ completely may take some.
-//! 2. A sender sends no further bytes in line while a transfer that it announced was not granted. So the connection's
-//!    own ring, into which such bytes are copied, holds nothing behind the first transfer.
+//! 2. The sender may use only a part of the connection's own ring for bytes in line. So however many of them have come
+//!    behind a transfer, the rest of the ring has room for a piece of that transfer.
 //! 3. A transfer for which the pool [has no memory](Grant::Short) while its application has read everything before it
-//!    is READ piece by piece into the connection's own ring.
+//!    is READ piece by piece into that rest of the connection's own ring.
 //!
 //! So an application that reads one connection gets its bytes, even if others hold the whole pool and read nothing. If
 //! it has not read everything, it can go on with that, and rule 3 applies when it has.
@@ -57,12 +57,21 @@ pub enum LandingError {
 /// Greatest number of announced transfers of a connection that were not READ completely.
 pub const ANNOUNCED_MAX: usize = 1024;
 
+/// A transfer that was announced.
+#[derive(Clone, Copy, Debug)]
+struct Announced {
+    /// Bytes that no READ was begun for.
+    left: u64,
+    /// Bytes that came in line behind it, before the next transfer.
+    behind: u64,
+}
+
 /// The announced transfers of a connection that were not READ completely.
 #[derive(Clone, Debug, Default)]
 pub struct Landing {
-    /// Bytes of each that no READ was begun for.
-    left: VecDeque<u64>,
-    /// Bytes that are being READ, or were and the application has not consumed.
+    transfers: VecDeque<Announced>,
+    /// Bytes before the first transfer's rest that the application has not consumed: they came in line, are being READ or
+    /// were READ.
     unread: u64,
 }
 
@@ -76,16 +85,22 @@ impl Landing {
         if bytes == 0 {
             return Err(LandingError::Empty);
         }
-        if self.left.len() >= ANNOUNCED_MAX {
+        if self.transfers.len() >= ANNOUNCED_MAX {
             return Err(LandingError::TooMany);
         }
-        self.left.push_back(bytes);
+        self.transfers.push_back(Announced {
+            left: bytes,
+            behind: 0,
+        });
         Ok(())
     }
 
-    /// Records that `bytes` came in line, which the application has not consumed.
+    /// Records that `bytes` came in line, behind all that was announced.
     pub fn came(&mut self, bytes: u64) {
-        self.unread += bytes;
+        match self.transfers.back_mut() {
+            Some(last) => last.behind += bytes,
+            None => self.unread += bytes,
+        }
     }
 
     /// Records that the application has consumed `bytes`.
@@ -101,11 +116,11 @@ impl Landing {
 
     /// Returns the bytes of the first transfer for which no READ was begun.
     pub fn first(&self) -> Option<u64> {
-        self.left.front().copied()
+        self.transfers.front().map(|first| first.left)
     }
 
-    /// Returns where the next bytes go. `fragment` is the length of a READ at most, and `ring` the room in the
-    /// connection's own ring, in bytes. A READ into the ring counts in the windows of READs like any other.
+    /// Returns where the next bytes go. `fragment` is the length of a READ at most, and `ring` the room in the part of
+    /// the connection's own ring that the sender may not use, in bytes. A READ into the ring counts in the windows of READs like any other.
     pub fn next(&self, grant: Grant, fragment: u32, ring: u32) -> LandingStep {
         let Some(left) = self.first() else {
             return LandingStep::Nothing;
@@ -130,17 +145,25 @@ impl Landing {
     ///
     /// If the first transfer has fewer bytes.
     pub fn begun(&mut self, bytes: u32) -> bool {
-        let first = self.left.front_mut().expect("a transfer was announced");
-        *first = first.checked_sub(bytes.into()).expect("more than was left");
+        let first = self.transfers.front_mut();
+        let first = first.expect("a transfer was announced");
+        let left = first.left.checked_sub(bytes.into());
+        first.left = left.expect("more than was left");
         self.unread += u64::from(bytes);
-        let is_last = *first == 0;
+        let is_last = first.left == 0;
         if is_last {
-            self.left.pop_front();
+            self.unread += first.behind;
+            self.transfers.pop_front();
         }
         is_last
     }
 
-    /// Bytes that are being READ, or were and the application has not consumed.
+    /// Number of transfers that were not READ completely.
+    pub fn transfers_left(&self) -> usize {
+        self.transfers.len()
+    }
+
+    /// Bytes before the first transfer's rest that the application has not consumed.
     pub fn unread(&self) -> u64 {
         self.unread
     }
@@ -163,16 +186,19 @@ mod tests {
             next(&landing, Grant::Units(99)),
             LandingStep::Pool(EXTENT_MAX)
         );
+        // What came behind the transfer does not keep a piece of it from the ring.
         landing.came(10);
+        assert_eq!(next(&landing, Grant::Short), LandingStep::Ring(4096));
+        assert!(!landing.begun(1000));
         assert_eq!(next(&landing, Grant::Short), LandingStep::Wait);
         assert_eq!(next(&landing, Grant::Units(1)), LandingStep::Pool(4096));
-        assert_eq!(landing.consumed(11), Err(LandingError::Consumed));
-        landing.consumed(10).unwrap();
+        assert_eq!(landing.consumed(1001), Err(LandingError::Consumed));
+        landing.consumed(1000).unwrap();
         assert_eq!(landing.next(Grant::Short, EXTENT_MAX, 0), LandingStep::Wait);
-        assert!(!landing.begun(299_000));
+        assert!(!landing.begun(298_000));
         assert_eq!(next(&landing, Grant::Units(1)), LandingStep::Pool(1000));
         assert!(landing.begun(1000));
-        assert_eq!((landing.first(), landing.unread()), (None, 300_000));
+        assert_eq!((landing.first(), landing.unread()), (None, 299_010));
         assert_eq!(landing.announced(0), Err(LandingError::Empty));
         let announced = (0..=ANNOUNCED_MAX).map(|_| landing.announced(1));
         let refused: Vec<_> = announced.filter_map(Result::err).collect();

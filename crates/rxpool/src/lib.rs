@@ -8,8 +8,9 @@
 //! (section 2.2). An application that keeps its extents for long makes the pool short; the escape controller then
 //! replaces them by ordinary memory, has them copied out, or slows the senders down.
 //!
-//! All modules but [`receiver`] are pure: they decide, and have no memory, clock, I/O or thread. `receiver` posts
-//! READs on any device. Its caller copies, signals the senders, and tells it the time.
+//! All modules but [`receiver`] and [`jobs`] are pure: they decide, and have no memory, clock, I/O or thread.
+//! `receiver` posts READs on any device. Its caller copies, signals the senders, and tells it the time. `jobs` is
+//! optional: it starts threads that process what has arrived.
 //!
 //! # Map
 //!
@@ -23,6 +24,9 @@
 //! | [`escape`] | escape controller: thresholds and what follows | 4.3, Algorithm 1 |
 //! | [`pool`] | the pool: allocator, holdings and escape together, with quotas and claims | 4.1, 4.2 |
 //! | [`receiver`] | the pool on verbs: READs announced transfers, and tells what arrived | 3.2, 4.1.2 |
+//! | [`slices`] | cuts extents that arrived into slices of 4 KiB, which are processed in any order | 3.2, 4.2 |
+//! | [`jobs`] | threads that process slices | 3.2 |
+//! | `checksum` | CRC32C of slices and transfers; with the feature `crc32c`, which is on by default | |
 //!
 //! # Differences from the paper
 //!
@@ -31,18 +35,23 @@
 //! - The paper grants a transfer its whole area at admission. Here a transfer takes memory READ by READ, so that it
 //!   may be longer than the pool. What it is expected to take at the same time is claimed for it.
 //! - Within a class the applications take turns.
-//! - Low classes do not get ordinary memory yet, and no task reads replaced memory periodically.
+//! - Low classes get ordinary memory only in the daemon: this crate has none to give. No task reads replaced memory
+//!   periodically.
 //! - A transfer whose connection has nothing to read lands in the connection's own ring if the pool has no memory for
-//!   it. The paper does not say what happens to an application that waits for such a transfer while others fill the
+//!   it. The daemon first tries ordinary memory of the application. The paper does not say what happens to an application that waits for such a transfer while others fill the
 //!   pool.
 //! - What differs in Algorithm 1 is at the top of [`escape`].
 #![deny(unsafe_code)]
 
 pub mod admission;
+#[cfg(feature = "crc32c")]
+pub mod checksum;
 pub mod config;
 pub mod escape;
 pub mod holdings;
+pub mod jobs;
 pub mod landing;
 pub mod pool;
 pub mod receiver;
+pub mod slices;
 pub mod units;

@@ -118,6 +118,8 @@ struct UseOfApp {
 }
 
 impl UseOfApp {
+    /// Claimed units that it does not hold.
+    #[inline]
     fn unused(&self) -> u32 {
         self.claim.saturating_sub(self.counted)
     }
@@ -143,8 +145,12 @@ pub struct ReceivePool {
     escape: EscapeController,
     /// Units of stragglers that are replaced.
     replaced: u32,
+    /// Whether any application was named since the pool was last long enough.
+    has_named: bool,
     /// The application at which the next step of the escape controller begins.
     next: usize,
+    /// The unit from which on memory is taken, if it is handed out in turn.
+    turn: Option<u32>,
     counters: PoolCounters,
 }
 
@@ -167,7 +173,9 @@ impl ReceivePool {
             is_contended: false,
             escape: EscapeController::new(escape),
             replaced: 0,
+            has_named: false,
             next: 0,
+            turn: config.is_in_turn.then_some(0),
             counters: PoolCounters::default(),
         }
     }
@@ -292,7 +300,7 @@ impl ReceivePool {
     #[inline]
     pub fn get(&mut self, id: AppId, units: u32) -> Result<HeldExtent, GetError> {
         let (of, _) = self.check(id, units, units)?;
-        let taken = self.free.take(units);
+        let taken = self.take(units);
         self.hold(id, &of, taken)
     }
 
@@ -304,8 +312,20 @@ impl ReceivePool {
     /// [`GetError`].
     pub fn get_up_to(&mut self, id: AppId, units: u32) -> Result<HeldExtent, GetError> {
         let (of, may) = self.check(id, units, 1)?;
-        let taken = self.free.take_up_to(units.min(may));
+        let units = units.min(may);
+        let taken = self.take(units).or_else(|| self.free.take_up_to(units));
         self.hold(id, &of, taken)
+    }
+
+    /// Takes `units` free units that lie side by side.
+    #[inline]
+    fn take(&mut self, units: u32) -> Option<PoolExtent> {
+        let Some(turn) = &mut self.turn else {
+            return self.free.take(units);
+        };
+        let taken = self.free.take_from(*turn, units)?;
+        *turn = taken.first + taken.units;
+        Some(taken)
     }
 
     /// Checks whether an application may get `least` units, of `units` that it wants, and returns what it uses and how many it
@@ -344,11 +364,12 @@ impl ReceivePool {
         }
         self.counters.gets += 1;
         self.reserved -= of.unused().min(extent.units);
-        Ok(self.holdings.hold(id, extent))
+        Ok(self.holdings.hold_for(id, extent))
     }
 
     /// Records that the bytes of an extent have arrived: from now on the application has it, and it may become a
     /// straggler.
+    #[inline]
     pub fn arrived(&mut self, id: AppId, held: HeldExtent, now: Instant) -> bool {
         self.holdings.arrived(id, held, now)
     }
@@ -366,34 +387,50 @@ impl ReceivePool {
         from: u32,
         units: u32,
     ) -> Result<Released, ReleaseError> {
-        let released = self.holdings.release(id, held, from, units);
-        let Ok(released) = released else {
-            self.counters.refused += 1;
-            return released;
-        };
-        if let Some(of) = self.use_of(id).filter(|_| !released.is_replaced) {
-            self.reserved += of.unused().min(units);
-        }
-        let is_own = released.units.first < self.spare.start;
-        let given = match released.is_replaced {
-            true => {
-                self.replaced -= units;
-                self.own_in_reserve += if is_own { units } else { 0 };
-                self.reserve.release(released.units)
-            }
-            false => {
-                self.spare_free += if is_own { 0 } else { units };
-                self.free.release(released.units)
+        let (released, counted) = match self.holdings.release_counted(id, held, from, units) {
+            Ok(released) => released,
+            Err(error) => {
+                self.counters.refused += 1;
+                return Err(error);
             }
         };
-        debug_assert_eq!(given, Ok(()), "what is held is not free");
-        if self.own_in_reserve > 0 && self.spare_free > 0 {
-            self.exchange();
+        if released.is_replaced {
+            self.put_in_reserve(released.units);
+        } else {
+            let unused = self.apps[id.place()].claim.saturating_sub(counted);
+            self.reserved += unused.min(units);
+            self.circulate_again(released.units);
         }
         Ok(released)
     }
 
+    /// Lets units that were released and not replaced circulate.
+    #[inline]
+    fn circulate_again(&mut self, units: PoolExtent) {
+        self.free.release_in_use(units);
+        if units.first >= self.spare.start {
+            self.spare_free += units.units;
+        }
+        if self.own_in_reserve > 0 && self.spare_free > 0 {
+            self.exchange();
+        }
+    }
+
+    /// Puts released units of a straggler that was replaced into the reserve.
+    #[cold]
+    fn put_in_reserve(&mut self, units: PoolExtent) {
+        self.replaced -= units.units;
+        self.reserve.release_in_use(units);
+        if units.first < self.spare.start {
+            self.own_in_reserve += units.units;
+        }
+        if self.own_in_reserve > 0 && self.spare_free > 0 {
+            self.exchange();
+        }
+    }
+
     /// Exchanges units of the reserve that circulated at first for free ones that were in reserve at first.
+    #[cold]
     fn exchange(&mut self) {
         let mut left = self.own_in_reserve.min(self.spare_free);
         while left > 0 {
@@ -427,6 +464,10 @@ impl ReceivePool {
             ..EscapeStep::default()
         };
         self.counters.signals += u64::from(decided.signals);
+        if decided.relief == Relief::None && std::mem::take(&mut self.has_named) {
+            // When the pool runs short again, all are looked at anew.
+            self.apps.iter_mut().for_each(|app| app.is_named = false);
+        }
         match decided.relief {
             Relief::None => {}
             Relief::Replace(most) => {
@@ -505,11 +546,17 @@ impl ReceivePool {
             let is_slow = self.escape.is_slow(used.stragglers - used.replaced, held);
             let was_named = std::mem::replace(&mut self.apps[id.place()].is_named, is_slow);
             if is_slow && !was_named {
+                self.has_named = true;
                 self.counters.copies += 1;
                 return Some(id);
             }
         }
         None
+    }
+
+    /// Whether an application was named to be copied out, and the pool is still short.
+    pub fn is_slow(&self, id: AppId) -> bool {
+        self.app(id).is_some_and(|app| app.is_named)
     }
 
     /// Number of free units.
@@ -550,6 +597,11 @@ impl ReceivePool {
     /// Use of the pool by an application.
     pub fn used(&self, app: AppId) -> AppUse {
         self.holdings.used(app)
+    }
+
+    /// Use of the pool by an application, with the stragglers as of `now`.
+    pub fn age(&mut self, app: AppId, now: Instant) -> AppUse {
+        self.holdings.age(app, now)
     }
 
     /// Returns an application's extents: see [`Holdings::of`].

@@ -36,11 +36,13 @@ pub struct PoolExtent {
 
 impl PoolExtent {
     /// Offset in the pool's memory, in bytes.
+    #[inline]
     pub fn offset(self) -> u64 {
         u64::from(self.first) * u64::from(UNIT)
     }
 
     /// Length in bytes.
+    #[inline]
     pub fn len(self) -> u32 {
         self.units * UNIT
     }
@@ -52,6 +54,7 @@ impl PoolExtent {
 
     /// Returns the `units` units from the `from`th on, counted within the extent, or `None` if it does not have them.
     #[must_use]
+    #[inline]
     pub fn part(self, from: u32, units: u32) -> Option<Self> {
         let fits = units > 0 && from <= self.units && units <= self.units - from;
         fits.then(|| Self {
@@ -61,16 +64,19 @@ impl PoolExtent {
     }
 
     /// Whether the extent lies within one block.
+    #[inline]
     fn is_valid(self) -> bool {
         let from = self.first % UNITS_MAX;
         (1..=UNITS_MAX - from).contains(&self.units)
     }
 
+    #[inline]
     fn block(self) -> usize {
         (self.first / UNITS_MAX) as usize
     }
 
     /// The units as bits of their block's word.
+    #[inline]
     fn mask(self) -> u64 {
         (u64::MAX >> (UNITS_MAX - self.units)) << (self.first % UNITS_MAX)
     }
@@ -163,6 +169,7 @@ impl FreeUnits {
     }
 
     /// Number of free units.
+    #[inline]
     pub fn available(&self) -> u32 {
         self.free
     }
@@ -185,15 +192,15 @@ impl FreeUnits {
             return None;
         }
         let at = self.first[fitting.trailing_zeros() as usize];
-        let block = &self.blocks[at as usize];
-        let from = first_run(block.free, units);
-        let taken = PoolExtent {
+        let free = self.blocks[at as usize].free;
+        let from = first_run(free, units);
+        let mask = (u64::MAX >> (UNITS_MAX - units)) << from;
+        self.set(at, free & !mask);
+        self.free -= units;
+        Some(PoolExtent {
             first: at * UNITS_MAX + from,
             units,
-        };
-        self.set(at, block.free & !taken.mask());
-        self.free -= units;
-        Some(taken)
+        })
     }
 
     /// Takes `units` units, 1 to [`UNITS_MAX`], as [`take`](Self::take) does; otherwise the greatest power of two of
@@ -207,6 +214,34 @@ impl FreeUnits {
         }
         let longest = self.some.checked_ilog2()?;
         self.take(units.min(1 << longest))
+    }
+
+    /// Takes `units` units, 1 to [`UNITS_MAX`], that lie side by side, where they are first free from unit `from` on, or
+    /// else from the beginning. Takes time in proportion to the number of blocks without as many.
+    pub fn take_from(&mut self, from: u32, units: u32) -> Option<PoolExtent> {
+        if !(1..=UNITS_MAX).contains(&units) {
+            return None;
+        }
+        let count = self.blocks.len() as u32;
+        let begin = (from / UNITS_MAX).min(count);
+        let all = |at| (at, u64::MAX);
+        let mut blocks: Range<u32> = begin..count;
+        let first = blocks.next().map(|at| (at, u64::MAX << (from % UNITS_MAX)));
+        let blocks = first.into_iter().chain(blocks.chain(0..count).map(all));
+        for (at, mask) in blocks {
+            let free = self.blocks[at as usize].free;
+            let from = first_run(free & mask, units);
+            if from < UNITS_MAX {
+                let taken = PoolExtent {
+                    first: at * UNITS_MAX + from,
+                    units,
+                };
+                self.set(at, free & !taken.mask());
+                self.free -= units;
+                return Some(taken);
+            }
+        }
+        None
     }
 
     /// Takes up to `units` free units that lie side by side among those from `range.start` to `range.end`. Both must
@@ -236,73 +271,92 @@ impl FreeUnits {
     /// # Errors
     ///
     /// [`NotInUse`], and then nothing is released.
-    #[inline]
     pub fn release(&mut self, extent: PoolExtent) -> Result<(), NotInUse> {
-        let wrong = NotInUse {
-            first: extent.first,
-            units: extent.units,
-        };
-        let end = extent.first.checked_add(extent.units);
-        if !extent.is_valid() || end.is_none_or(|end| end > self.units) {
-            return Err(wrong);
+        if !self.is_in_use(extent) {
+            return Err(NotInUse {
+                first: extent.first,
+                units: extent.units,
+            });
         }
-        let (at, mask) = (extent.block(), extent.mask());
-        let free = self.blocks[at].free;
-        if free & mask != 0 {
-            return Err(wrong);
-        }
-        self.set(at as u32, free | mask);
-        self.free += extent.units;
+        self.release_in_use(extent);
         Ok(())
+    }
+
+    /// Whether the units of an extent exist and are all in use.
+    fn is_in_use(&self, extent: PoolExtent) -> bool {
+        let end = extent.first.checked_add(extent.units);
+        extent.is_valid()
+            && end.is_some_and(|end| end <= self.units)
+            && self.blocks[extent.block()].free & extent.mask() == 0
+    }
+
+    /// Releases units of which the caller knows that they are in use. Their block becomes the first of its list.
+    #[inline]
+    pub(crate) fn release_in_use(&mut self, extent: PoolExtent) {
+        debug_assert!(self.is_in_use(extent), "{extent:?} is not in use");
+        let at = extent.first / UNITS_MAX;
+        let free = self.blocks[at as usize].free;
+        self.set(at, free | extent.mask());
+        self.free += extent.units;
     }
 
     /// Sets the free units of a block, and makes it the first of its list.
     #[inline]
     fn set(&mut self, at: u32, free: u64) {
-        let block = self.blocks[at as usize];
         let list = list_of(free);
-        let is_first = block.previous == NONE;
-        if list == block.list && (list == FULL || is_first) {
-            self.blocks[at as usize].free = free;
-            return;
+        let block = &mut self.blocks[at as usize];
+        block.free = free;
+        if list != block.list || block.previous != NONE {
+            self.relink(at, list);
         }
-        if block.list != FULL {
-            let from = usize::from(block.list);
-            match is_first {
-                true => self.first[from] = block.next,
-                false => self.blocks[block.previous as usize].next = block.next,
+    }
+
+    /// Makes a block the first of a list.
+    fn relink(&mut self, at: u32, list: u8) {
+        let Block {
+            next,
+            previous,
+            list: old,
+            ..
+        } = self.blocks[at as usize];
+        if let Some(first) = self.first.get_mut(usize::from(old)) {
+            match previous {
+                NONE => {
+                    *first = next;
+                    if next == NONE {
+                        self.some &= !(1 << old);
+                    }
+                }
+                previous => self.blocks[previous as usize].next = next,
             }
-            if block.next != NONE {
-                self.blocks[block.next as usize].previous = block.previous;
-            }
-            if self.first[from] == NONE {
-                self.some &= !(1 << from);
+            if next != NONE {
+                self.blocks[next as usize].previous = previous;
             }
         }
         let mut next = NONE;
-        if list != FULL {
-            let to = usize::from(list);
-            next = std::mem::replace(&mut self.first[to], at);
-            if next != NONE {
-                self.blocks[next as usize].previous = at;
-            }
-            self.some |= 1 << to;
+        if let Some(first) = self.first.get_mut(usize::from(list)) {
+            next = std::mem::replace(first, at);
+            self.some |= 1 << list;
         }
-        self.blocks[at as usize] = Block {
-            free,
-            next,
-            previous: NONE,
-            list,
-        };
+        if next != NONE {
+            self.blocks[next as usize].previous = at;
+        }
+        let block = &mut self.blocks[at as usize];
+        block.next = next;
+        block.previous = NONE;
+        block.list = list;
     }
 }
 
 /// Returns the list of a block: the binary logarithm of its longest run of free units, rounded down.
+#[inline]
 fn list_of(free: u64) -> u8 {
-    let (mut runs, mut list) = (free, 0);
-    if free == 0 {
-        return FULL;
+    match free {
+        0 => return FULL,
+        u64::MAX => return FULL - 1,
+        _ => {}
     }
+    let (mut runs, mut list) = (free, 0);
     // The bits of `runs` are the beginnings of runs of at least `2^list` units.
     while list + 1 < FULL {
         runs &= runs >> (1 << list);
@@ -314,14 +368,22 @@ fn list_of(free: u64) -> u8 {
     list
 }
 
-/// Returns where the first run of `units` free units begins. There must be one.
+/// Returns where the first run of `units` free units begins; [`UNITS_MAX`] if there is none.
+#[inline]
 fn first_run(free: u64, units: u32) -> u32 {
-    let (mut runs, mut len) = (free, 1);
-    while len < units {
-        let more = len.min(units - len);
-        runs &= runs >> more;
-        len += more;
+    if free == u64::MAX {
+        return 0;
     }
+    let (mut runs, mut len) = (free, 1);
+    // The bits of `runs` are the beginnings of runs of at least `len` units.
+    for log in 0..UNITS_MAX.ilog2() {
+        if units < 2 << log {
+            break;
+        }
+        runs &= runs >> (1 << log);
+        len = 2 << log;
+    }
+    runs &= runs >> (units - len);
     runs.trailing_zeros()
 }
 

@@ -1,5 +1,5 @@
 //! The pool on the software RNIC: transfers of every size through a pool that is much smaller, failures, slow and
-//! leaving applications.
+//! leaving applications, slices that are processed on threads.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -23,6 +23,10 @@ use headworks_verbs::{
     QpCaps, QpInit, QpState, QpType, QueuePair, Region,
 };
 use proptest::prelude::*;
+
+#[cfg(feature = "crc32c")]
+#[path = "receiver/slices.rs"]
+mod slices;
 
 /// Bytes of the sending host's memory.
 const SOURCE: usize = 3 << 20;

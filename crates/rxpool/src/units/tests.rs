@@ -191,3 +191,26 @@ fn the_worst_fragmentation_is_as_stated() {
         assert_eq!(taken, blocks * UNITS_MAX - in_use + 1);
     }
 }
+
+#[test]
+fn memory_taken_in_turn_is_all_used_before_any_is_used_again() {
+    let mut pool = FreeUnits::free(3 * UNITS_MAX);
+    let mut next = 0;
+    for round in 0..3 {
+        for expected in (0..3 * UNITS_MAX).step_by(16) {
+            let extent = pool.take_from(next, 16).unwrap();
+            assert_eq!(extent.first, expected, "round {round}");
+            next = extent.first + extent.units;
+            pool.release(extent).unwrap();
+        }
+    }
+    // What is in use is passed over, also in the block where the search begins.
+    let used = pool.take_from(8, 16).unwrap();
+    assert_eq!((used.first, used.units), (8, 16));
+    assert_eq!(pool.take_from(20, 8).unwrap().first, 24);
+    assert_eq!(pool.take_from(3 * UNITS_MAX - 4, 8).unwrap().first, 0);
+    assert_eq!(pool.take_from(9, UNITS_MAX).unwrap().first, UNITS_MAX);
+    assert_eq!(pool.take_from(0, 0), None);
+    let mut full = FreeUnits::partly_free(UNITS_MAX, 0..0);
+    assert_eq!(full.take_from(5, 1), None);
+}
