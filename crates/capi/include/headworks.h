@@ -88,20 +88,18 @@ extern "C" {
 /* Flags of hw_send(), at most one: how its bytes are carried, whatever
  * hw_set_transfer() says. See HW_TRANSFER_SEND and the others below. */
 #define HW_BY_SEND 0x2000000
-#define HW_BY_WRITE 0x4000000
-#define HW_BY_READ 0x8000000
+#define HW_BY_READ 0x4000000
 /* Functions that take HW_NONBLOCK also take SOCK_CLOEXEC, and functions that
  * send or receive also take MSG_NOSIGNAL. Both change nothing: every
  * descriptor is close-on-exec, and no signal is ever raised. Every other flag
  * of sockets is refused, such as MSG_PEEK, MSG_WAITALL and MSG_OOB: EINVAL. */
 
 /* How bytes are carried (RaaS's FLAGS). ANY: the daemons decide. SEND: in
- * frames that are copied. WRITE: by RDMA WRITE, which costs the other host
- * least. READ: by the other host's RDMA READ, which costs this host least. */
+ * frames that are copied. READ: by the other host's RDMA READ into its receive
+ * pool, even if short. */
 #define HW_TRANSFER_ANY 0
 #define HW_TRANSFER_SEND 1
-#define HW_TRANSFER_WRITE 2
-#define HW_TRANSFER_READ 3
+#define HW_TRANSFER_READ 2
 
 /* Rights of the other end on memory that is exported to it. */
 #define HW_RIGHT_READ 1
@@ -189,7 +187,7 @@ int hw_getpeername(int fd, struct sockaddr *at, socklen_t *len);
  * not wait or fails after some were sent; in that case the next call says why.
  *
  * EPIPE: hw_shutdown() ended the stream, also if `len` is 0. ECONNRESET. Flags:
- * HW_DONTWAIT; HW_BY_SEND, HW_BY_WRITE or HW_BY_READ. */
+ * HW_DONTWAIT; HW_BY_SEND or HW_BY_READ. */
 ssize_t hw_send(int fd, const void *bytes, size_t len, int flags);
 
 /* Receives at most `len` bytes that have arrived and returns their number. 0

@@ -31,8 +31,7 @@ const NONBLOCK: c_int = libc::SOCK_NONBLOCK;
 const DONTWAIT: c_int = libc::MSG_DONTWAIT;
 const START: c_int = 0x100_0000;
 const BY_SEND: c_int = 0x200_0000;
-const BY_WRITE: c_int = 0x400_0000;
-const BY_READ: c_int = 0x800_0000;
+const BY_READ: c_int = 0x400_0000;
 // These two ask for what the library does anyway: it raises no signal, and its descriptors are close-on-exec.
 const NOSIGNAL: c_int = libc::MSG_NOSIGNAL;
 const CLOEXEC: c_int = libc::SOCK_CLOEXEC;
@@ -61,14 +60,11 @@ fn waits(flags: c_int) -> WaitMode {
 
 /// How the call's bytes are to be carried, by its flags.
 fn transfer(flags: c_int) -> Result<Transfer, Error> {
-    match flags & (BY_SEND | BY_WRITE | BY_READ) {
+    match flags & (BY_SEND | BY_READ) {
         0 => Ok(Transfer::Any),
         BY_SEND => Ok(Transfer::Send),
-        BY_WRITE => Ok(Transfer::Write),
         BY_READ => Ok(Transfer::Read),
-        _ => Err(Error::Invalid(
-            "more than one of HW_BY_SEND, HW_BY_WRITE and HW_BY_READ",
-        )),
+        _ => Err(Error::Invalid("both HW_BY_SEND and HW_BY_READ")),
     }
 }
 
@@ -246,7 +242,7 @@ unsafe extern "C" fn hw_getpeername(fd: c_int, at: *mut sockaddr, len: *mut sock
 unsafe extern "C" fn hw_send(fd: c_int, from: *const c_void, len: size_t, flags: c_int) -> ssize_t {
     call(-1, || {
         let handle = Handle::of(fd)?;
-        only(flags, DONTWAIT | NOSIGNAL | BY_SEND | BY_WRITE | BY_READ)?;
+        only(flags, DONTWAIT | NOSIGNAL | BY_SEND | BY_READ)?;
         let transfer = transfer(flags)?;
         // SAFETY: see the module.
         let from = unsafe { bytes(from, len) }?;
@@ -401,8 +397,7 @@ extern "C" fn hw_set_transfer(fd: c_int, transfer: c_int) -> c_int {
         let transfer = match transfer {
             0 => Transfer::Any,
             1 => Transfer::Send,
-            2 => Transfer::Write,
-            3 => Transfer::Read,
+            2 => Transfer::Read,
             _ => return Err(Error::Invalid("unknown transfer; use HW_TRANSFER_...")),
         };
         handle.set_transfer(transfer).map(|()| 0)

@@ -7,10 +7,11 @@ use std::net::SocketAddr;
 use std::ops::Deref;
 
 use crate::control_block::{ControlBlock, Status, Transfer};
+use crate::descriptors::KeptDescriptor;
 use crate::doorbell::Doorbell;
 use crate::egress::{EgressWriter, LendTicket};
 use crate::error::ContractError;
-use crate::ingress::IngressReader;
+use crate::ingress::{ConsumeNotice, IngressReader};
 use crate::one_sided::Operation;
 use crate::slabs::{Extent, Slabs};
 use crate::socket_message::End;
@@ -120,12 +121,37 @@ impl ConnectionShared {
         }
     }
 
+    /// Tells the daemon that memory was released. It need not look at once if it does not wait for memory.
+    fn nudge_for_memory(&self) -> Wake {
+        match self.doorbell.touch_for_memory(self.handle) {
+            true => Wake::Needed,
+            false => Wake::No,
+        }
+    }
+
     /// Nudges the daemon if something has `changed` for it.
     fn nudge_if(&self, changed: bool) -> Wake {
         match changed {
             true => self.nudge(),
             false => Wake::No,
         }
+    }
+}
+
+/// Memory of the receive pool that an application keeps until it releases it. Release it before the connection is closed:
+/// after that, the words of the connection belong to another.
+#[derive(Debug)]
+#[must_use = "the memory stays in use until it is released"]
+pub struct KeptMemory {
+    descriptor: KeptDescriptor,
+    known: ConnectionShared,
+}
+
+impl KeptMemory {
+    /// Releases the memory, which must not be accessed any more.
+    pub fn release(self) -> Wake {
+        self.descriptor.release();
+        self.known.nudge_for_memory()
     }
 }
 
@@ -136,6 +162,17 @@ pub enum Wake {
     No,
     /// The daemon sleeps: the caller must wake it.
     Needed,
+}
+
+impl Wake {
+    /// Whether the daemon must be woken for this or for `other`.
+    #[must_use]
+    pub fn or(self, other: Self) -> Self {
+        match self {
+            Self::Needed => Self::Needed,
+            Self::No => other,
+        }
+    }
 }
 
 /// Implements what both directions have in common.
@@ -275,8 +312,8 @@ impl SendHalf {
 pub enum Received {
     /// Number of bytes copied. At least 1, or 0 if the caller's buffer is empty.
     Bytes(usize),
-    /// No bytes can be read: none has arrived, or the next ones lie in a slab that the session has not
-    /// received. [`ReceiveHalf::awaits_slab`] tells the two apart.
+    /// No bytes can be read: none has arrived, or the next ones cannot be read yet.
+    /// [`ReceiveHalf::is_withheld`] tells the two apart.
     Nothing,
     /// The stream has ended.
     Ended,
@@ -300,11 +337,10 @@ impl ReceiveHalf {
         // Read the status before the last look for bytes: the daemon publishes the end after the last byte,
         // so that no byte is missed.
         let is_empty =
-            self.ingress.available(&self.known.slabs)? == 0 && !self.ingress.awaits_slab();
+            self.ingress.available(&self.known.slabs)? == 0 && !self.ingress.is_withheld();
         let is_ended = is_empty && self.status().is_ended;
         let read = self.ingress.read(&self.known.slabs, into)?;
-        let is_due = read > 0 && self.ingress.is_update_due();
-        let wake = self.nudge_if(is_due);
+        let wake = self.tell();
         let received = match read {
             0 if into.is_empty() => Received::Bytes(0),
             0 if is_ended => Received::Ended,
@@ -314,10 +350,10 @@ impl ReceiveHalf {
         Ok((received, wake))
     }
 
-    /// Whether the next bytes lie in a slab that the session has not received. The daemon has sent it; the
-    /// session must read its socket before these bytes can be read.
-    pub fn awaits_slab(&self) -> bool {
-        self.ingress.awaits_slab()
+    /// Whether bytes have arrived that cannot be read yet: they lie in a slab that the session has not received, or the
+    /// daemon is moving them. The daemon has sent such a slab; the session must read its socket.
+    pub fn is_withheld(&self) -> bool {
+        self.ingress.is_withheld()
     }
 
     /// Memory of the next contiguous bytes; empty if there are none.
@@ -332,7 +368,40 @@ impl ReceiveHalf {
     /// Consumes bytes that were peeked at.
     pub fn consume(&mut self, bytes: u64) -> Wake {
         self.ingress.consume(bytes);
-        let is_due = self.ingress.is_update_due();
-        self.nudge_if(is_due)
+        self.tell()
+    }
+
+    /// Consumes the next bytes if they lie in the receive pool, and keeps their memory until it is released: see
+    /// [`IngressReader::keep`].
+    ///
+    /// # Errors
+    ///
+    /// [`ContractError`]: the daemon broke the contract.
+    pub fn keep(&mut self) -> Result<(Option<(Extent, KeptMemory)>, Wake), ContractError> {
+        let kept = self.ingress.keep(&self.known.slabs)?;
+        let wake = self.tell();
+        let kept = kept.map(|(extent, descriptor)| {
+            let kept = KeptMemory {
+                descriptor,
+                known: self.known.clone(),
+            };
+            (extent, kept)
+        });
+        Ok((kept, wake))
+    }
+
+    /// Whether no further bytes can arrive in the receive pool until the application releases what it keeps: see
+    /// [`IngressReader::is_blocked`].
+    pub fn is_blocked(&self) -> bool {
+        self.ingress.is_blocked()
+    }
+
+    /// Tells the daemon of consumed bytes, if that is due.
+    fn tell(&mut self) -> Wake {
+        match self.ingress.notice() {
+            ConsumeNotice::None => Wake::No,
+            ConsumeNotice::Memory => self.known.nudge_for_memory(),
+            ConsumeNotice::Window => self.nudge(),
+        }
     }
 }

@@ -14,6 +14,7 @@
 //! | 264 | both | event count: armed by the application, notified by the daemon when there is room |
 //! | 320 | daemon | two entries of 24 bytes: the latest ingress ring and the one before |
 //! | 384 | daemon | two entries of 24 bytes: the latest egress ring and the one before |
+//! | 512 | both | [descriptors](crate::descriptors), 32 bytes each |
 //!
 //! Words that only one side writes share no cache line with words that the other side writes often.
 
@@ -22,11 +23,12 @@ use std::sync::atomic::Ordering;
 use headworks_shm::view::{CursorRef, WordRef};
 use headworks_shm::{EventCount, EventCountRef, View};
 
+use crate::descriptors::{Descriptors, TABLE_BYTES};
 use crate::error::ContractError;
 use crate::slabs::{ByteRing, Extent, Slabs};
 
 /// Bytes of a control block.
-pub const BLOCK_BYTES: u32 = 512;
+pub const BLOCK_BYTES: u32 = 1024;
 
 const EGRESS_TAIL: usize = 0;
 const TRANSFER: usize = 8;
@@ -40,6 +42,8 @@ const EVENT_COUNT: usize = 256;
 const ROOM_EVENT_COUNT: usize = 264;
 const INGRESS_RING_ENTRIES: usize = 320;
 const EGRESS_RING_ENTRIES: usize = 384;
+const DESCRIPTOR_TABLE: usize = 512;
+const _: () = assert!(DESCRIPTOR_TABLE + TABLE_BYTES == BLOCK_BYTES as usize);
 
 /// Direction of a stream, seen from the application.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -116,6 +120,10 @@ impl ControlBlock {
             Direction::Egress => EGRESS_RINGS,
             Direction::Ingress => INGRESS_RINGS,
         })
+    }
+
+    pub(crate) fn descriptors(&self) -> Descriptors<'_> {
+        Descriptors::at(&self.view, DESCRIPTOR_TABLE)
     }
 
     /// How the application wants its bytes carried. An unknown value counts as [`Transfer::Any`].
@@ -259,20 +267,17 @@ impl Status {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 #[repr(u64)]
 pub enum Transfer {
-    /// The daemons decide: short pieces go by SEND, others by WRITE or READ, depending on which host has more
-    /// time to spare.
+    /// The daemon decides: short pieces go by SEND, others by the other host's READ.
     #[default]
     Any = 0,
     /// By SEND, in frames that the other host's daemon copies.
     Send = 1,
-    /// By WRITE, even if short. Costs the other host least.
-    Write = 2,
-    /// By the other host's READ, even if short. Costs this host least.
-    Read = 3,
+    /// By the other host's READ into its receive pool, even if short.
+    Read = 2,
 }
 
 impl Transfer {
-    const ALL: [Self; 4] = [Self::Any, Self::Send, Self::Write, Self::Read];
+    const ALL: [Self; 3] = [Self::Any, Self::Send, Self::Read];
 
     /// The transfer with this number; [`Transfer::Any`] if there is none.
     pub(crate) fn from_code(code: u64) -> Self {
@@ -350,11 +355,11 @@ mod tests {
             let slab = 0;
             ControlBlock::at(&slabs, Extent { slab, len, offset })
         };
-        assert!(at(512, BLOCK_BYTES).is_ok());
-        assert_eq!(at(0, 511).unwrap_err(), ContractError::ControlBlock);
+        assert!(at(1024, BLOCK_BYTES).is_ok());
+        assert_eq!(at(0, 1023).unwrap_err(), ContractError::ControlBlock);
         assert_eq!(at(8, BLOCK_BYTES).unwrap_err(), ContractError::ControlBlock);
         assert!(matches!(
-            at(3840, BLOCK_BYTES).unwrap_err(),
+            at(3328, BLOCK_BYTES).unwrap_err(),
             ContractError::Extent(_)
         ));
     }
@@ -375,7 +380,7 @@ mod tests {
         block.clear();
         let told = |number| block.published_ring(&slabs, Direction::Ingress, number);
         assert!(told(1).unwrap().is_none());
-        let ring = ByteRing::new(&slabs, extent(1024, 512), 7).unwrap();
+        let ring = ByteRing::new(&slabs, extent(2048, 512), 7).unwrap();
         block.publish_ring(Direction::Ingress, 1, &ring);
         let seen = told(1).unwrap().unwrap();
         assert_eq!(seen.from, 7);

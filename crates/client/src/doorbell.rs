@@ -1,5 +1,5 @@
 //! Doorbell of a session at one of the daemon's workers: which connections the application touched, and the event
-//! count that wakes the worker.
+//! counts that wake the worker.
 
 use headworks_shm::{DirtySet, EventCount, View};
 
@@ -7,8 +7,9 @@ use crate::error::ContractError;
 use crate::slabs::{Extent, Slabs};
 
 const BITS_OFFSET: usize = 64;
+const MEMORY_OFFSET: usize = 4;
 
-/// A doorbell: an event count, and a bit for every handle.
+/// A doorbell: two event counts, and a bit for every handle.
 ///
 /// A daemon with several workers has a doorbell for each of them in every session whose connections it carries, so that
 /// no two workers share a word that applications write often.
@@ -33,8 +34,10 @@ impl Doorbell {
         let view = slabs.view(extent)?;
         let words = view.words(BITS_OFFSET, DirtySet::word_count(handles));
         words.map_err(|_| ContractError::ControlBlock)?;
-        view.event_count(0)
-            .map_err(|_| ContractError::ControlBlock)?;
+        for at in [0, MEMORY_OFFSET] {
+            view.event_count(at)
+                .map_err(|_| ContractError::ControlBlock)?;
+        }
         Ok(Self { view, handles })
     }
 
@@ -51,6 +54,21 @@ impl Doorbell {
     /// Event count that wakes the daemon.
     pub fn event_count(&self) -> &EventCount {
         self.view.event_count(0).expect("checked by `at`")
+    }
+
+    /// Event count that wakes a daemon that waits for memory of the receive pool.
+    pub fn memory_event_count(&self) -> &EventCount {
+        let event_count = self.view.event_count(MEMORY_OFFSET);
+        event_count.expect("checked by `at`")
+    }
+
+    /// For the application: marks a connection as touched because it released memory. Returns whether the daemon sleeps,
+    /// waits for memory, and must be woken by the caller.
+    #[inline]
+    #[must_use = "a daemon that sleeps must be woken"]
+    pub fn touch_for_memory(&self, handle: u32) -> bool {
+        self.marks().insert(handle as usize);
+        self.memory_event_count().notify(false)
     }
 
     /// For the application: marks a connection as touched. Returns whether the daemon sleeps and the caller

@@ -1,16 +1,59 @@
-//! Ingress ring: the bytes that arrived for an application, as a stream. It combines RaaS's ingress queue
-//! (section IV.C) and the memory that the queue's descriptors refer to.
+//! Ingress: the bytes that arrived for an application, as a stream. It combines RaaS's ingress queue (section IV.C) and
+//! the memory that the queue's descriptors refer to.
 //!
-//! The ring is also the connection's receive window: the peer may send as much as there is room for, up to a
-//! position of the stream ([`IngressWriter::limit`]). So the daemon or the RNIC places bytes at their final
-//! place as they arrive, in any order. The tail says how many have arrived without a gap.
+//! Short pieces of the stream come in frames: the daemon copies them into the connection's *ingress ring*, in line. Long
+//! ones are READ into the daemon's receive pool, and a [descriptor](crate::descriptors) says where they lie. The tail says
+//! how many bytes of the stream the application may read, and the head how many it has consumed.
+//!
+//! Bytes in line have a position of their own, which counts only them: their place in the ring. The peer may send as many
+//! as the daemon promises ([`IngressWriter::limit`]). A part of the ring is never promised: the
+//! [reserve](IngressWriter::reserve). A piece of a long transfer goes there if nothing else has room for it.
 
+use std::collections::VecDeque;
+
+use headworks_shm::DescriptorState;
 use headworks_shm::cursor::check_within;
 use headworks_shm::view::CursorRef;
 
 use crate::control_block::{ControlBlock, Direction, RingAnnouncement};
+use crate::descriptors::{DESCRIPTORS, Descriptor, KeptDescriptor};
 use crate::error::ContractError;
 use crate::slabs::{ByteRing, Extent, Slabs};
+
+/// Longest reserve of a ring, in bytes.
+const RESERVE_MAX: u64 = 4096;
+
+/// Bytes of a ring that are never promised to the peer.
+fn reserve_of(ring: &ByteRing) -> u64 {
+    (ring.len() / 2).min(RESERVE_MAX)
+}
+
+/// A descriptor that the daemon has given.
+#[derive(Clone, Copy, Debug)]
+struct Given {
+    number: u64,
+    position: u64,
+    len: u32,
+    /// Bytes from its beginning that the application no longer uses.
+    free: u32,
+    /// Whether the application may keep its memory.
+    may_keep: bool,
+    /// Whether its memory is a ring's.
+    is_in_ring: bool,
+    /// Whether the head has passed it.
+    is_passed: bool,
+}
+
+/// Memory of a descriptor that the application no longer uses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Freed {
+    /// Number of the descriptor.
+    pub number: u64,
+    /// Bytes from the beginning of the descriptor's memory.
+    pub bytes: u32,
+    /// Whether these are all of its bytes.
+    pub is_all: bool,
+}
 
 /// The daemon's end.
 #[derive(Debug)]
@@ -19,13 +62,22 @@ pub struct IngressWriter {
     tail: CursorRef,
     head: CursorRef,
     ring: ByteRing,
-    /// The ring in which the stream continues, after the last position that was promised in `ring`.
+    /// The ring in which bytes in line continue, after the last position that was promised in `ring`.
     next: Option<ByteRing>,
     number: u64,
     /// Bytes that have arrived without a gap.
     come: u64,
     /// The head as last observed.
     consumed: u64,
+    /// Descriptors that are not free again, in order.
+    given: VecDeque<Given>,
+    next_descriptor: u64,
+    /// Bytes of descriptors that the head has passed.
+    passed: u64,
+    /// Bytes in line that were placed.
+    placed: u64,
+    /// Whether nobody reads any more.
+    is_discarding: bool,
 }
 
 impl IngressWriter {
@@ -46,6 +98,11 @@ impl IngressWriter {
             number: 1,
             come: 0,
             consumed: 0,
+            given: VecDeque::new(),
+            next_descriptor: 1,
+            passed: 0,
+            placed: 0,
+            is_discarding: false,
         })
     }
 
@@ -56,17 +113,31 @@ impl IngressWriter {
     /// [`ContractError::Cursor`]: the application claims more than has arrived, or less than before.
     pub fn look(&mut self) -> Result<bool, ContractError> {
         let span = self.come - self.consumed;
-        if span == 0 {
+        if span == 0 || self.is_discarding {
             // Nothing can be consumed. The head lies in another cache line; do not fetch it.
             return Ok(false);
         }
         let consumed = check_within(self.head.observe(), self.consumed, span)?;
-        Ok(std::mem::replace(&mut self.consumed, consumed) != consumed)
+        let is_more = consumed != self.consumed;
+        self.consume_to(consumed);
+        Ok(is_more)
     }
 
-    /// Counts all bytes that have arrived as consumed, because nobody reads them any more.
+    fn consume_to(&mut self, consumed: u64) {
+        self.consumed = consumed;
+        for given in self.given.iter_mut().filter(|given| !given.is_passed) {
+            if given.position + u64::from(given.len) > consumed {
+                break;
+            }
+            given.is_passed = true;
+            self.passed += u64::from(given.len);
+        }
+    }
+
+    /// Counts all bytes that have arrived, and that will, as consumed, because nobody reads them any more.
     pub fn discard(&mut self) {
-        self.consumed = self.come;
+        self.is_discarding = true;
+        self.consume_to(self.come);
     }
 
     /// Bytes consumed, as of the last look.
@@ -74,23 +145,33 @@ impl IngressWriter {
         self.consumed
     }
 
+    /// Bytes in line that were consumed, as of the last look.
+    fn consumed_in_line(&self) -> u64 {
+        let current = self.given.iter().find(|given| !given.is_passed);
+        let part = current.map_or(0, |given| self.consumed.saturating_sub(given.position));
+        self.consumed - self.passed - part
+    }
+
     /// Bytes that have arrived without a gap.
     pub fn come(&self) -> u64 {
         self.come
     }
 
-    /// The position up to which there is room. It never decreases.
-    pub fn limit(&self) -> u64 {
-        let last = self.next.as_ref().unwrap_or(&self.ring);
-        last.from().max(self.consumed) + last.len()
+    /// Bytes in line that were placed in the ring.
+    pub fn placed(&self) -> u64 {
+        self.placed
     }
 
-    /// Memory for the bytes from position `at` on: `len` bytes, or fewer if the ring wraps before. All
-    /// positions must be at least [`come`] and below [`limit`].
-    ///
-    /// [`limit`]: Self::limit
-    /// [`come`]: Self::come
-    pub fn place(&self, at: u64, len: usize) -> Extent {
+    /// Bytes in line, from the first on, for which there is room that may be promised to the peer. It never decreases.
+    pub fn limit(&self) -> u64 {
+        let last = self.next.as_ref().unwrap_or(&self.ring);
+        last.from().max(self.consumed_in_line()) + last.len() - reserve_of(last)
+    }
+
+    /// Memory for the next bytes in line: `len` bytes, or fewer if the ring wraps before. No more than up to the
+    /// [limit](Self::limit) may be placed.
+    pub fn place(&self, len: usize) -> Extent {
+        let at = self.placed;
         match &self.next {
             Some(next) if at >= next.from() => next.stretch(at, len),
             Some(next) => {
@@ -101,28 +182,159 @@ impl IngressWriter {
         }
     }
 
-    /// Copies bytes to their place in the ring. All positions must be at least [`come`](Self::come) and below
-    /// [`limit`](Self::limit).
-    pub fn write(&self, at: u64, bytes: &[u8]) {
-        let here = match &self.next {
-            Some(next) => next.from().saturating_sub(at).min(bytes.len() as u64) as usize,
-            None => bytes.len(),
-        };
-        let (here, there) = bytes.split_at(here);
-        self.ring.write(at, here);
-        if let Some(next) = &self.next {
-            next.write(at + here.len() as u64, there);
+    /// Records that bytes in line were copied to their [place](Self::place).
+    pub fn advance(&mut self, len: u32) {
+        self.placed += u64::from(len);
+    }
+
+    /// Copies bytes to their place in the ring. There must be room for them.
+    pub fn write(&mut self, mut bytes: &[u8]) {
+        while !bytes.is_empty() {
+            let at = self.placed;
+            let len = self.place(bytes.len()).len as usize;
+            let ring = match &self.next {
+                Some(next) if at >= next.from() => next,
+                _ => &self.ring,
+            };
+            ring.write(at, &bytes[..len]);
+            self.placed += len as u64;
+            bytes = &bytes[len..];
         }
+    }
+
+    /// Memory of a ring that is not promised to the peer. It may be used for one descriptor at a time, and only while the
+    /// application has consumed everything before that.
+    pub fn reserve(&self) -> Extent {
+        let last = self.next.as_ref().unwrap_or(&self.ring);
+        let (limit, len) = (self.limit(), reserve_of(last) as usize);
+        let first = last.stretch(limit, len);
+        // Where the ring wraps, the longer part.
+        let behind = last.stretch(limit + u64::from(first.len), len - first.len as usize);
+        match behind.len > first.len {
+            true => behind,
+            false => first,
+        }
+    }
+
+    /// Bytes of the latest ring that are not promised.
+    pub fn reserve_len(&self) -> u32 {
+        reserve_of(self.next.as_ref().unwrap_or(&self.ring)) as u32
     }
 
     /// Publishes all bytes up to `position`, which must have been placed: the application may read them.
     pub fn publish(&mut self, position: u64) {
-        debug_assert!((self.come..=self.limit()).contains(&position));
+        debug_assert!(position >= self.come);
         self.come = position;
         self.tail.publish(position);
+        if self.is_discarding {
+            self.consume_to(position);
+        }
     }
 
-    /// Makes the stream continue in the ring at `extent`, after all positions promised so far. Returns `false`
+    /// Whether there is room for another descriptor.
+    pub fn has_descriptor(&self) -> bool {
+        self.descriptors_left() > 0
+    }
+
+    /// Number of descriptors for which there is room. One that the application keeps takes the place of later ones.
+    pub fn descriptors_left(&self) -> usize {
+        DESCRIPTORS - self.given.len()
+    }
+
+    /// Gives the application a descriptor of bytes of the stream from `position` on, which lie at `extent`, and which it
+    /// may keep or not. Memory of a ring must not be kept. Publish the bytes after that. Returns the descriptor's number.
+    ///
+    /// # Panics
+    ///
+    /// If there is no [room](Self::has_descriptor).
+    pub fn describe(&mut self, position: u64, extent: Extent, may_keep: bool) -> u64 {
+        assert!(self.has_descriptor(), "no room for a descriptor");
+        let number = self.next_descriptor;
+        self.next_descriptor += 1;
+        let is_in_ring = self.rings().any(|ring| {
+            let ring = ring.extent();
+            let end = ring.offset + u64::from(ring.len);
+            ring.slab == extent.slab && (ring.offset..end).contains(&extent.offset)
+        });
+        self.given.push_back(Given {
+            number,
+            position,
+            len: extent.len,
+            free: 0,
+            may_keep,
+            is_in_ring,
+            is_passed: false,
+        });
+        let descriptor = Descriptor {
+            position,
+            extent,
+            may_keep,
+        };
+        self.block.descriptors().fill(number, descriptor);
+        number
+    }
+
+    /// Calls `each` for memory of descriptors that the application no longer uses, since the last call. Call
+    /// [`look`](Self::look) before.
+    pub fn collect(&mut self, mut each: impl FnMut(Freed)) {
+        for given in &mut self.given {
+            if given.free == given.len {
+                continue;
+            }
+            // The head was read before the state: a reader keeps a descriptor before its head passes it.
+            let free = match given.is_passed {
+                true if given.may_keep
+                    && !self.is_discarding
+                    && self.block.descriptors().state(given.number)
+                        == Some(DescriptorState::Kept) =>
+                {
+                    given.free
+                }
+                true => given.len,
+                // No more than a part, since the head has not passed it.
+                false => self.consumed.saturating_sub(given.position) as u32,
+            };
+            if free > given.free {
+                given.free = free;
+                each(Freed {
+                    number: given.number,
+                    bytes: free,
+                    is_all: free == given.len,
+                });
+            }
+        }
+        let is_over = |first: &Given| first.is_passed && first.free == first.len;
+        while self.given.front().is_some_and(is_over) {
+            self.given.pop_front();
+        }
+    }
+
+    /// Numbers of the descriptors whose memory the application may still use, in order.
+    pub fn in_use(&self) -> impl Iterator<Item = u64> {
+        let in_use = self.given.iter().filter(|given| given.free < given.len);
+        in_use.map(|given| given.number)
+    }
+
+    /// Takes back a descriptor that the application has not claimed, to move its bytes. Returns whether that worked: then
+    /// [give](Self::give_again) it again soon.
+    pub fn take_back(&self, number: u64) -> bool {
+        self.block.descriptors().take_back(number)
+    }
+
+    /// Gives a descriptor again, whose bytes now lie at `extent`.
+    pub fn give_again(&self, number: u64, extent: Extent) {
+        let Some(given) = self.given.iter().find(|given| given.number == number) else {
+            return;
+        };
+        let descriptor = Descriptor {
+            position: given.position,
+            extent,
+            may_keep: given.may_keep,
+        };
+        self.block.descriptors().fill(number, descriptor);
+    }
+
+    /// Makes bytes in line continue in the ring at `extent`, after all positions promised so far. Returns `false`
     /// if the application still reads the ring before it.
     ///
     /// # Errors
@@ -140,21 +352,67 @@ impl IngressWriter {
         Ok(true)
     }
 
-    /// Returns the memory of the previous ring, once, when the application has consumed all of it.
+    /// Returns the memory of the previous ring, once, when the application has consumed all of it, and no descriptor
+    /// describes a part of a ring.
     pub fn left(&mut self) -> Option<Extent> {
-        let next = self.next.take_if(|next| next.from() <= self.consumed)?;
+        let consumed = self.consumed_in_line();
+        let is_free = !self.given.iter().any(|given| given.is_in_ring);
+        let next = self
+            .next
+            .take_if(|next| is_free && next.from() <= consumed)?;
         Some(std::mem::replace(&mut self.ring, next).extent())
     }
 
-    /// The rings that hold the stream from the consumed position on.
+    /// The rings that hold bytes in line from the consumed position on.
     pub fn rings(&self) -> impl Iterator<Item = &ByteRing> {
         std::iter::once(&self.ring).chain(&self.next)
     }
 
-    /// Whether the stream continues in a second ring.
+    /// Whether bytes in line continue in a second ring.
     pub fn is_extended(&self) -> bool {
         self.next.is_some()
     }
+}
+
+/// A descriptor that the application has claimed.
+#[derive(Clone, Copy, Debug)]
+struct ClaimedDescriptor {
+    number: u64,
+    descriptor: Descriptor,
+}
+
+impl ClaimedDescriptor {
+    fn end(&self) -> u64 {
+        self.descriptor.position + u64::from(self.descriptor.extent.len)
+    }
+
+    /// Memory from position `at` of the stream on.
+    fn rest(&self, at: u64) -> Extent {
+        let from = (at - self.descriptor.position) as u32;
+        let extent = self.descriptor.extent;
+        extent.part(from, extent.len - from)
+    }
+}
+
+/// Where the next bytes of a stream lie.
+#[derive(Clone, Copy, Debug)]
+enum Next {
+    /// Nowhere: none have arrived, or they cannot be read now.
+    Nothing,
+    /// In the ring, up to this position of the stream.
+    InLine(u64),
+    Described(ClaimedDescriptor),
+}
+
+/// What the daemon must be told of after bytes were consumed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ConsumeNotice {
+    /// Nothing has changed that the daemon needs to know.
+    None,
+    /// Memory became free. A sleeping daemon needs it only if it waits for memory.
+    Memory,
+    /// The peer may be promised more. A sleeping daemon must be woken.
+    Window,
 }
 
 /// The application's end.
@@ -166,12 +424,19 @@ pub struct IngressReader {
     ring: ByteRing,
     next: Option<RingAnnouncement>,
     number: u64,
+    next_descriptor: u64,
+    claimed: Option<ClaimedDescriptor>,
+    /// Whether bytes have arrived that cannot be read yet.
+    is_withheld: bool,
     /// The tail as last observed.
     come: u64,
     /// Bytes consumed.
     at: u64,
-    /// Bytes consumed when the daemon was last told.
+    /// Bytes in line consumed, and those when the daemon was last told.
+    in_line: u64,
     told: u64,
+    /// Whether the application has left a descriptor since the daemon was last told.
+    has_left: bool,
 }
 
 impl IngressReader {
@@ -190,48 +455,110 @@ impl IngressReader {
             ring: ring.ok_or(ContractError::ControlBlock)?,
             next: None,
             number: 1,
+            next_descriptor: 1,
+            claimed: None,
+            is_withheld: false,
             come: 0,
             at: 0,
+            in_line: 0,
             told: 0,
+            has_left: false,
         })
     }
 
     /// Number of bytes to read. Reads the tail only if there are none. Returns 0 also while the bytes lie in
-    /// a slab that the session has not read from the socket: see [`IngressReader::awaits_slab`].
+    /// a slab that the session has not read from the socket (see [`IngressReader::is_withheld`]), and while the daemon
+    /// moves them.
     ///
     /// # Errors
     ///
     /// [`ContractError`]: the daemon broke the contract.
     #[inline]
     pub fn available(&mut self, slabs: &Slabs) -> Result<u64, ContractError> {
-        if self.come == self.at {
-            // The tail may be wrong. No more can be outstanding than all rings hold.
-            let span = self.ring.len() + u64::from(ByteRing::LEN_MAX);
-            self.come = check_within(self.tail.observe(), self.come, span)?;
-        }
-        if self.next.is_none() && self.come != self.at {
-            self.next = self
-                .block
-                .published_ring(slabs, Direction::Ingress, self.number + 1)?;
-        }
-        if self.awaits_slab() {
-            self.next = self
-                .block
-                .published_ring(slabs, Direction::Ingress, self.number + 1)?;
-            let next = self.next.as_mut().and_then(|next| next.ring.take());
-            let Some(next) = next else {
-                return Ok(0);
-            };
-            self.ring = next;
-            self.next = None;
-            self.number += 1;
-        }
-        Ok(self.come - self.at)
+        Ok(match self.locate(slabs)? {
+            Next::Nothing => 0,
+            Next::InLine(_) | Next::Described(_) => self.come - self.at,
+        })
     }
 
-    /// Whether the next bytes lie in another ring, whose slab the session may not have read from the socket.
-    pub fn awaits_slab(&self) -> bool {
-        self.next.as_ref().is_some_and(|next| next.from <= self.at)
+    /// Finds the next bytes. Claims the descriptor that describes them.
+    #[inline]
+    fn locate(&mut self, slabs: &Slabs) -> Result<Next, ContractError> {
+        self.is_withheld = false;
+        if self.come == self.at {
+            // The tail may be wrong. No more can be outstanding than all rings and descriptors hold.
+            let span = (DESCRIPTORS as u64 + 2) * u64::from(ByteRing::LEN_MAX);
+            self.come = check_within(self.tail.observe(), self.come, span)?;
+            if self.come == self.at {
+                return Ok(Next::Nothing);
+            }
+        }
+        if self.claimed.is_none()
+            && let Some(found) = self.block.descriptors().read(self.next_descriptor)
+        {
+            if found.position > self.at {
+                let until = found.position.min(self.come);
+                return self.locate_in_line(slabs, until);
+            }
+            if !self.block.descriptors().claim(self.next_descriptor) {
+                // The daemon moves the bytes, and notifies the application after that.
+                self.is_withheld = true;
+                return Ok(Next::Nothing);
+            }
+            let number = self.next_descriptor;
+            let descriptor = self.block.descriptors().read(number);
+            let descriptor = descriptor.ok_or(ContractError::ControlBlock)?;
+            let end = descriptor
+                .position
+                .checked_add(descriptor.extent.len.into());
+            if descriptor.position != self.at || end.is_none_or(|end| end <= self.at) {
+                return Err(ContractError::ControlBlock);
+            }
+            self.claimed = Some(ClaimedDescriptor { number, descriptor });
+        }
+        let Some(claimed) = self.claimed else {
+            return self.locate_in_line(slabs, self.come);
+        };
+        let extent = claimed.descriptor.extent;
+        self.is_withheld = slabs.slab(extent.slab).is_none();
+        if self.is_withheld {
+            return Ok(Next::Nothing);
+        }
+        slabs.view(extent)?;
+        Ok(Next::Described(claimed))
+    }
+
+    fn locate_in_line(&mut self, slabs: &Slabs, until: u64) -> Result<Next, ContractError> {
+        let is_next = |next: &RingAnnouncement, at| next.from <= at;
+        let has_next = |this: &Self| {
+            this.next
+                .as_ref()
+                .is_some_and(|next| is_next(next, this.in_line))
+        };
+        if self.next.is_none() || has_next(self) {
+            self.next = self
+                .block
+                .published_ring(slabs, Direction::Ingress, self.number + 1)?;
+        }
+        if has_next(self) {
+            let next = self.next.as_mut().and_then(|next| next.ring.take());
+            let Some(next) = next else {
+                self.is_withheld = true;
+                return Ok(Next::Nothing);
+            };
+            self.ring = next;
+            self.number += 1;
+            self.next = self
+                .block
+                .published_ring(slabs, Direction::Ingress, self.number + 1)?;
+        }
+        Ok(Next::InLine(until))
+    }
+
+    /// Whether bytes have arrived that cannot be read yet: they lie in a slab that the session has not read from the
+    /// socket, or the daemon is moving them.
+    pub fn is_withheld(&self) -> bool {
+        self.is_withheld
     }
 
     /// Memory of the next contiguous bytes; empty if there are none. They stay until they are
@@ -241,15 +568,26 @@ impl IngressReader {
     ///
     /// [`ContractError`]: the daemon broke the contract.
     pub fn peek(&mut self, slabs: &Slabs) -> Result<Extent, ContractError> {
-        let available = self.available(slabs)?;
-        let here = match &self.next {
-            Some(next) => available.min(next.from.saturating_sub(self.at)),
-            None => available,
-        };
-        let here = usize::try_from(here).unwrap_or(usize::MAX);
-        Ok(self
-            .ring
-            .stretch(self.at, here.min(self.ring.len() as usize)))
+        Ok(match self.locate(slabs)? {
+            Next::Nothing => Extent::default(),
+            Next::Described(claimed) => {
+                // A descriptor is published as a whole. So no more than the tail is a fault of the daemon.
+                let rest = claimed.rest(self.at);
+                let published = (self.come - self.at).min(rest.len.into()) as u32;
+                rest.part(0, published)
+            }
+            Next::InLine(until) => self.stretch(until),
+        })
+    }
+
+    /// Memory of the next bytes in line, up to position `until` of the stream.
+    fn stretch(&self, until: u64) -> Extent {
+        let mut here = until - self.at;
+        if let Some(next) = &self.next {
+            here = here.min(next.from.saturating_sub(self.in_line));
+        }
+        let here = here.min(self.ring.len()) as usize;
+        self.ring.stretch(self.in_line, here)
     }
 
     /// Copies as many bytes as have arrived and fit into `into`, consumes them, and returns their number.
@@ -260,14 +598,14 @@ impl IngressReader {
     pub fn read(&mut self, slabs: &Slabs, into: &mut [u8]) -> Result<usize, ContractError> {
         let mut read = 0;
         while read < into.len() {
-            let here = self.peek(slabs)?.len as usize;
-            let here = here.min(into.len() - read);
-            if here == 0 {
+            let here = self.peek(slabs)?;
+            let len = (here.len as usize).min(into.len() - read);
+            if len == 0 {
                 break;
             }
-            self.ring.read(self.at, &mut into[read..read + here]);
-            self.consume(here as u64);
-            read += here;
+            slabs.read(here.part(0, len as u32), &mut into[read..read + len])?;
+            self.consume(len as u64);
+            read += len;
         }
         Ok(read)
     }
@@ -280,17 +618,69 @@ impl IngressReader {
     pub fn consume(&mut self, bytes: u64) {
         assert!(bytes <= self.come - self.at, "consumed more than there is");
         self.at += bytes;
+        match self.claimed {
+            Some(claimed) => {
+                assert!(self.at <= claimed.end(), "consumed more than was peeked at");
+                if self.at == claimed.end() {
+                    self.leave_descriptor();
+                }
+            }
+            None => self.in_line += bytes,
+        }
         self.head.publish(self.at);
     }
 
-    /// Whether the caller must notify the daemon of consumed bytes, so that the peer may send more. True once
-    /// enough bytes were consumed since the last call that returned `true`.
-    pub fn is_update_due(&mut self) -> bool {
-        let is_due = self.at - self.told >= self.ring.len() / 4;
-        if is_due {
-            self.told = self.at;
+    fn leave_descriptor(&mut self) {
+        self.claimed = None;
+        self.next_descriptor += 1;
+        self.has_left = true;
+    }
+
+    /// Consumes the next bytes if a descriptor describes them, and keeps their memory until the caller releases it.
+    /// Returns the memory. `None` if there are no bytes, or if they lie where they cannot be kept: read them.
+    ///
+    /// # Errors
+    ///
+    /// [`ContractError`]: the daemon broke the contract.
+    pub fn keep(
+        &mut self,
+        slabs: &Slabs,
+    ) -> Result<Option<(Extent, KeptDescriptor)>, ContractError> {
+        let here = self.peek(slabs)?;
+        let claimed = self.claimed.filter(|claimed| claimed.descriptor.may_keep);
+        let Some(claimed) = claimed.filter(|_| here.len > 0) else {
+            return Ok(None);
+        };
+        if self.at + u64::from(here.len) != claimed.end() {
+            return Err(ContractError::ControlBlock);
         }
-        is_due
+        let kept = self.block.descriptors().keep(claimed.number);
+        self.at = claimed.end();
+        self.leave_descriptor();
+        self.head.publish(self.at);
+        Ok(Some((here, kept)))
+    }
+
+    /// Whether no further bytes can arrive by a descriptor until the application releases one that it keeps:
+    /// [`DESCRIPTORS`] later ones were left.
+    pub fn is_blocked(&self) -> bool {
+        let before = self.next_descriptor.checked_sub(DESCRIPTORS as u64);
+        before.and_then(|before| self.block.descriptors().state(before))
+            == Some(DescriptorState::Kept)
+    }
+
+    /// What the caller must tell the daemon of consumed bytes. A window is due once enough bytes in line were consumed
+    /// since the last time that it was.
+    pub fn notice(&mut self) -> ConsumeNotice {
+        let has_left = std::mem::take(&mut self.has_left);
+        if self.in_line - self.told >= self.ring.len() / 4 {
+            self.told = self.in_line;
+            return ConsumeNotice::Window;
+        }
+        match has_left {
+            true => ConsumeNotice::Memory,
+            false => ConsumeNotice::None,
+        }
     }
 
     /// Total number of bytes consumed.

@@ -14,7 +14,8 @@
 //! | [`control_block`] | control block of one connection: shared words, status, reason of a reset |
 //! | [`egress`] | egress ring: records that an application wants sent; writer and reader |
 //! | [`one_sided`] | one-sided operations on memory that the peer exports |
-//! | [`ingress`] | ingress ring: received bytes; writer and reader |
+//! | [`ingress`] | received bytes, in the ingress ring and behind descriptors; writer and reader |
+//! | [`descriptors`] | descriptors of received bytes that do not lie in the ring |
 //! | [`doorbell`] | doorbell: which connections the application touched, and the wake-up of the daemon's worker that carries them |
 //! | [`socket_message`] | messages on the Unix socket: attach, connect, listen, close |
 //! | [`connection`] | an application's end of one connection, with a half for each direction |
@@ -25,6 +26,7 @@
 
 pub mod connection;
 pub mod control_block;
+pub mod descriptors;
 pub mod doorbell;
 pub mod egress;
 pub mod error;
@@ -37,10 +39,11 @@ pub mod testing;
 pub mod vqpn;
 
 pub use control_block::{BLOCK_BYTES, ControlBlock, Reset, Status};
+pub use descriptors::{DESCRIPTORS, KeptDescriptor};
 pub use doorbell::Doorbell;
 pub use egress::{EgressReader, EgressRecord, EgressWriter, LendTicket, RecordKind};
 pub use error::ContractError;
-pub use ingress::{IngressReader, IngressWriter};
+pub use ingress::{ConsumeNotice, Freed, IngressReader, IngressWriter};
 pub use one_sided::{Op, Operation, Outcome, Outcomes, Rights};
 pub use session::Session;
 pub use slabs::{ByteRing, Extent, Slabs};

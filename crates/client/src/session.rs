@@ -12,9 +12,7 @@ use crate::doorbell::Doorbell;
 use crate::error::ContractError;
 use crate::one_sided::Rights;
 use crate::slabs::{Extent, Slabs};
-use crate::socket_message::{
-    End, Refusal, Reply, Request, SLEEPERS_SINCE, VERSION, VERSION_OLDEST,
-};
+use crate::socket_message::{End, Refusal, Reply, Request, VERSION, VERSION_OLDEST};
 
 /// A session, at the application's side.
 ///
@@ -38,7 +36,6 @@ pub struct Session {
     /// Upper bound of handles, exclusive; 0 until the session is attached.
     handles: usize,
     address: Option<IpAddr>,
-    version: u16,
     over: Option<Refusal>,
     requests: u32,
     out: VecDeque<Request>,
@@ -136,7 +133,6 @@ impl Session {
             doorbell: None,
             handles: 0,
             address: None,
-            version: 0,
             over: None,
             requests: 0,
             out: VecDeque::from([attach]),
@@ -154,15 +150,9 @@ impl Session {
         self.doorbell.as_ref()
     }
 
-    /// Address that the daemon serves. `None` before the session is attached, and where the daemon is too old to tell.
+    /// Address that the daemon serves. `None` before the session is attached.
     pub fn address(&self) -> Option<IpAddr> {
         self.address
-    }
-
-    /// Whether the daemon wakes threads that sleep on a connection's event count
-    /// ([`EventCount::arm_to_sleep`](headworks_shm::EventCount::arm_to_sleep)), besides those that wait for a message.
-    pub fn wakes_sleepers(&self) -> bool {
-        self.version >= SLEEPERS_SINCE
     }
 
     /// Reason of the session's end; `None` while it lasts.
@@ -303,7 +293,7 @@ impl Session {
     /// [`ContractError`]: the daemon broke the contract.
     pub fn input(&mut self, packet: &[u8], slab: Option<View>) -> Result<(), ContractError> {
         let event = match Reply::decode(packet)? {
-            Reply::Slab { number } => {
+            Reply::Slab { number, .. } => {
                 let view = slab.ok_or(ContractError::Slab(number))?;
                 return self.slabs.add(number, view);
             }
@@ -311,10 +301,9 @@ impl Session {
                 doorbell,
                 handles,
                 address,
-                version,
+                ..
             } => {
-                self.address = address;
-                self.version = version;
+                self.address = Some(address);
                 self.handles = handles as usize;
                 self.doorbell = Some(Doorbell::at(&self.slabs, doorbell, self.handles)?);
                 Event::Attached

@@ -17,15 +17,10 @@ use crate::slabs::Extent;
 /// | 2 | the daemon's address, in [`Reply::Attached`] |
 /// | 3 | threads that sleep on a connection's event counts: the daemon wakes them by futex(2) |
 /// | 4 | connections whose doorbell is not the session's: a daemon with several workers has one for each |
-pub const VERSION: u16 = 4;
-/// The first version in which an application learns the daemon's address.
-pub const ADDRESS_SINCE: u16 = 2;
-/// The first version in which the daemon wakes threads that sleep on an event count.
-pub const SLEEPERS_SINCE: u16 = 3;
-/// The first version in which a connection may have a doorbell other than the session's: [`End::doorbell`].
-pub const DOORBELLS_SINCE: u16 = 4;
+/// | 5 | bytes that lie in the receive pool, behind [descriptors](crate::descriptors). Older versions are refused |
+pub const VERSION: u16 = 5;
 /// Oldest version of the contract that is still understood; see [`VERSION`].
-pub const VERSION_OLDEST: u16 = 1;
+pub const VERSION_OLDEST: u16 = 5;
 /// Longest message in bytes.
 pub const MESSAGE_MAX: usize = 512;
 /// Longest name of an application in bytes.
@@ -154,13 +149,15 @@ pub enum Reply {
         doorbell: Extent,
         /// Upper bound of handles, exclusive.
         handles: u32,
-        /// Address that the daemon serves: there from version [`ADDRESS_SINCE`] on, and only then.
-        address: Option<IpAddr>,
+        /// Address that the daemon serves.
+        address: IpAddr,
     },
     /// A slab; its memory file comes with the message.
     Slab {
         /// Number of the slab.
         number: u32,
+        /// Whether the application may only read it. It can then map the file only for reading.
+        is_read_only: bool,
     },
     /// Answers [`Request::Connect`].
     Connected {
@@ -235,7 +232,7 @@ pub struct End {
     pub handle: u32,
     /// Memory of its control block.
     pub block: Extent,
-    /// Memory of its doorbell, if that is not the session's. Only from version [`DOORBELLS_SINCE`] on.
+    /// Memory of its doorbell, if that is not the session's.
     pub doorbell: Option<Extent>,
     /// This end's address and port.
     pub local: SocketAddr,
@@ -466,17 +463,15 @@ impl Reply {
                 doorbell,
                 handles,
                 address,
-            } => {
-                let message = Encoder::message(1)
-                    .u16(*version)
-                    .field(doorbell)
-                    .u32(*handles);
-                match address {
-                    Some(address) => message.address(SocketAddr::new(*address, 0)),
-                    None => message,
-                }
-            }
-            Self::Slab { number } => Encoder::message(2).u32(*number),
+            } => Encoder::message(1)
+                .u16(*version)
+                .field(doorbell)
+                .u32(*handles)
+                .address(SocketAddr::new(*address, 0)),
+            Self::Slab {
+                number,
+                is_read_only,
+            } => Encoder::message(2).u32(*number).u8(u8::from(*is_read_only)),
             Self::Connected { request, end: of } => end([3, 13], *request, of),
             Self::Listening {
                 request,
@@ -517,19 +512,16 @@ impl Reply {
             })
         };
         let reply = match kind {
-            1 => {
-                let version = of.u16()?;
-                Self::Attached {
-                    version,
-                    doorbell: of.field()?,
-                    handles: of.u32()?,
-                    address: match version >= ADDRESS_SINCE {
-                        true => Some(of.address_without_port()?),
-                        false => None,
-                    },
-                }
-            }
-            2 => Self::Slab { number: of.u32()? },
+            1 => Self::Attached {
+                version: of.u16()?,
+                doorbell: of.field()?,
+                handles: of.u32()?,
+                address: of.address_without_port()?,
+            },
+            2 => Self::Slab {
+                number: of.u32()?,
+                is_read_only: of.u8()? != 0,
+            },
             3 | 13 => Self::Connected {
                 request: of.u32()?,
                 end: end(&mut of)?,

@@ -19,6 +19,7 @@ pub fn slabs(lens: &[usize]) -> Slabs {
             len: *len,
             huge_pages: HugePages::No,
             numa_node: None,
+            is_sealed: false,
         };
         let segment = SharedSegment::create(&request).expect("memory for a test");
         let added = slabs.add(number as u32, View::from(Arc::new(segment)));

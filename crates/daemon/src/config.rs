@@ -323,13 +323,14 @@ mod tests {
         assert_eq!(DaemonConfig::parse("").unwrap(), DaemonConfig::default());
         let settings = DaemonConfig::parse(
             "address = \"::1\"\nmetrics = \"127.0.0.1:9100\"\nlog = \"debug\"\n\
-             [limits]\nbulk = \"by-load\"\nqp_groups_max = 4\n",
+             [limits]\npool_quota = 20\nqp_groups_max = 4\n",
         );
         let settings = settings.unwrap();
         assert_eq!(settings.address, Some("::1".parse().unwrap()));
         let at = MetricsAt::Address("127.0.0.1:9100".parse().unwrap());
         assert_eq!(settings.metrics, Some(Metrics::At(at)));
         assert_eq!(settings.log, Some(LogLevel::Debug));
+        assert_eq!(settings.limits.pool_quota, 20);
         assert_eq!(settings.limits.qp_groups_max, 4);
         assert_eq!(settings.limits.receives, DaemonLimits::default().receives);
     }
@@ -356,8 +357,8 @@ mod tests {
             ),
             ("limits.poison = 3\n", "line 1: poison is 3: true or false"),
             (
-                "[limits]\nbulk = \"x\"\n",
-                "line 2: bulk is \"x\": by-load, write or read",
+                "[limits]\npool_bytes = 300000\n",
+                "line 2: pool_bytes is 300000: a multiple of 4096 from 262144 to 1073741824",
             ),
             (
                 "port = 1\n[limits]\nlinks = 3\n",

@@ -13,7 +13,7 @@ use headworks_shm::{EventCount, EventCountRef, WakeBy};
 
 use crate::egress::{EgressHalf, PiggybackInfo, SendStep};
 use crate::exports::Exports;
-use crate::frame::{Header, Kind, OFFER, RING, Remote};
+use crate::frame::{Header, Kind, MEMORY};
 use crate::ids::WatchId;
 use crate::ingress::IngressHalf;
 use crate::limits::DaemonLimits;
@@ -46,9 +46,12 @@ enum Use {
     Open,
     /// The application has closed the end or exited.
     Left,
-    /// As [`Use::Left`], and data for the end is discarded unread. A reset tells the peer, once everything written
-    /// here has been sent.
+    /// As [`Use::Left`], and data for the end was not read. A reset tells the peer in place of the end of the stream, once
+    /// everything written here has arrived: a peer that was told of the end might not see the reset behind it.
     LeftUnread,
+    /// As [`Use::Left`], and data came later, or the application is gone. A reset tells the peer after the end of the
+    /// stream.
+    LeftLate,
 }
 
 /// Progress of this end in ending the stream that it sends: the last frame of these that it has sent.
@@ -119,8 +122,6 @@ pub(crate) struct Connection {
     block: ControlBlock,
     pub(crate) egress: EgressHalf,
     pub(crate) ingress: IngressHalf,
-    /// Completed READs that are to be reported to the peer: position in the stream and length.
-    pub(crate) fetched: VecDeque<(u64, u32)>,
     /// Memory that this end exports to the peer.
     pub(crate) exports: Exports,
     /// Results of atomics that the peer requested: the request's identifier, the outcome, the previous value.
@@ -141,6 +142,7 @@ struct NotifiedState {
     released: u64,
     rings: u64,
     operations: u64,
+    moved: u32,
 }
 
 impl Connection {
@@ -158,7 +160,6 @@ impl Connection {
             block,
             egress,
             ingress,
-            fetched: VecDeque::new(),
             exports: Exports::default(),
             answers: VecDeque::new(),
             watch: None,
@@ -176,10 +177,10 @@ impl Connection {
         self.egress.expect();
     }
 
-    /// Sets the other end's number and its first ring.
-    pub(crate) fn connect(&mut self, remote: Vqpn, ring: Remote) {
+    /// Sets the other end's number and the window of its first ring.
+    pub(crate) fn connect(&mut self, remote: Vqpn, window: u32) {
         self.remote = Some(remote);
-        self.egress.connect(ring);
+        self.egress.connect(window);
     }
 
     /// Whether the connection still sends and receives: it was not reset.
@@ -216,10 +217,11 @@ impl Connection {
             released: self.egress.released(),
             rings: self.egress.rings(),
             operations: self.egress.operations_done(),
+            moved: self.ingress.moved(),
         };
         let before = std::mem::replace(&mut self.notified, now);
         let has_ended = now.status != before.status;
-        let has_more = now.come != before.come || has_ended;
+        let has_more = now.come != before.come || now.moved != before.moved || has_ended;
         let has_room = now.released != before.released
             || now.rings != before.rings
             || now.operations != before.operations
@@ -290,14 +292,18 @@ impl Connection {
     /// everything written here has been sent. Until then, arriving data is discarded, because the peer may
     /// not read before it could send.
     pub(crate) fn comes_late(&mut self) {
-        if self.is_left() {
-            self.life.application = Use::LeftUnread;
+        if self.life.application == Use::Left {
+            self.life.application = Use::LeftLate;
         }
     }
 
-    /// Whether everything written here has arrived, and the end of the stream was sent.
+    /// Whether everything written here has arrived, and the end of the stream was sent, or a reset takes its place.
     pub(crate) fn is_all_delivered(&self) -> bool {
-        self.life.sent >= Sent::End && self.egress.is_settled()
+        let is_end_told = match self.life.application {
+            Use::LeftUnread => self.egress.end().is_some(),
+            Use::Open | Use::Left | Use::LeftLate => self.life.sent >= Sent::End,
+        };
+        is_end_told && self.egress.is_settled()
     }
 
     /// Ends this end because the peer has no end for it. It can be removed once earlier requests have
@@ -347,7 +353,7 @@ impl Connection {
         if self.is_alive() || !self.is_untouched() {
             return;
         }
-        // The peer does not READ offers that were made after its `Closed` either.
+        // The peer does not READ transfers that were announced after its `Closed` either.
         self.egress.withdraw();
         if self.egress.is_settled() {
             self.egress.abandon();
@@ -376,7 +382,10 @@ impl Connection {
     }
 
     fn is_end_due(&self) -> bool {
-        self.is_alive() && self.life.sent < Sent::End && self.egress.end().is_some()
+        self.is_alive()
+            && self.life.application != Use::LeftUnread
+            && self.life.sent < Sent::End
+            && self.egress.end().is_some()
     }
 
     /// Whether a [`Kind::Closed`] may be sent.
@@ -386,7 +395,7 @@ impl Connection {
             ResetState::Done(_) => true,
             ResetState::None => {
                 let is_all_delivered = self.life.sent >= Sent::End
-                    && self.fetched.is_empty()
+                    && self.ingress.acknowledgement().is_none()
                     && self.answers.is_empty()
                     && !self.has_memory_news();
                 self.is_left() && is_all_delivered && self.egress.is_settled()
@@ -410,7 +419,7 @@ impl Connection {
     fn has_control(&self) -> bool {
         self.remote.is_some()
             && (matches!(self.life.reset, ResetState::Due(_))
-                || (self.is_alive() && !self.fetched.is_empty())
+                || (self.is_alive() && self.ingress.acknowledgement().is_some())
                 || (self.is_alive() && (!self.answers.is_empty() || self.has_memory_news()))
                 || self.is_window_due()
                 || self.is_end_due()
@@ -420,7 +429,8 @@ impl Connection {
     /// Adds the connection to its group's control queue, if it has a control frame to send and is not queued.
     pub(crate) fn queue(&mut self, group: &mut QpGroup) {
         // The reset for unread data is sent only when everything else is done.
-        if self.life.application == Use::LeftUnread && self.is_all_delivered() {
+        let is_reset_due = matches!(self.life.application, Use::LeftUnread | Use::LeftLate);
+        if is_reset_due && self.is_all_delivered() {
             self.life.application = Use::Left;
             self.reset(Reset::ByPeer, false);
         }
@@ -453,10 +463,10 @@ impl Connection {
                 code: why as u8,
                 ..of(Kind::Reset)
             }
-        } else if let Some((at, len)) = self.fetched.pop_front().filter(|_| self.is_alive()) {
+        } else if let Some(at) = self.ingress.acknowledgement().filter(|_| self.is_alive()) {
+            self.ingress.tell_acknowledged();
             Header {
                 at,
-                len,
                 ..of(Kind::Fetched)
             }
         } else if let Some((at, outcome, before)) =
@@ -472,9 +482,9 @@ impl Connection {
             self.exports.next_news().filter(|_| self.is_alive())
         {
             let (view, at, _) = group.body();
-            let written = view.write(at, &memory.remote(extent).emit_offer());
+            let written = view.write(at, &memory.remote(extent).emit_memory());
             debug_assert_eq!(written, Ok(()));
-            body = OFFER;
+            body = MEMORY;
             then = OnCompletion::Exported(self.number);
             Header {
                 at: export_id.into(),
@@ -494,15 +504,7 @@ impl Connection {
                 ..of(Kind::Revoked)
             }
         } else if self.is_window_due() {
-            if let Some((ring, from)) = self.ingress.ring_news() {
-                let (view, at, _) = group.body();
-                let ring = memory.remote(ring).emit_ring(from);
-                let written = view.write(at, &ring);
-                debug_assert_eq!(written, Ok(()));
-                body = RING;
-            }
             Header {
-                len: body as u32,
                 window: self.ingress.tell(),
                 ..of(Kind::Window)
             }

@@ -8,24 +8,20 @@ use headworks_client::{ContractError, Vqpn};
 use headworks_wire::{Decoder, Encoder, Field, Malformed, Output};
 
 use crate::auth::{Nonce, Proof};
-use crate::frame::Remote;
 use crate::ids::DomainId;
 use crate::qp_group::QpRole;
 
-/// Newest protocol version that this daemon speaks. Each version works with the one before and the one after.
+/// Newest protocol version that this daemon speaks.
 ///
 /// | version | what it added |
 /// |---|---|
 /// | 1 | streams |
 /// | 2 | memory that is exported, and one-sided operations on it |
 /// | 3 | questions whether the other daemon still runs |
-pub const VERSION: u16 = 3;
+/// | 4 | long pieces of streams are READ into the receiver's pool; none are WRITTEN. Older versions are refused |
+pub const VERSION: u16 = 4;
 /// Oldest protocol version that this daemon still understands: see [`VERSION`].
-pub const VERSION_OLDEST: u16 = 1;
-/// The first version that has exported memory.
-pub const EXPORTS_SINCE: u16 = 2;
-/// The first version that has [`Message::Ping`].
-pub const PING_SINCE: u16 = 3;
+pub const VERSION_OLDEST: u16 = 4;
 /// Length of the longest message in bytes.
 pub const MESSAGE_MAX: usize = 4096;
 /// Length of the longest piece of a bring-up in bytes.
@@ -36,8 +32,8 @@ const BRING_UP_MAX: usize = 2048;
 pub struct Offer {
     /// Number of the end.
     pub number: Vqpn,
-    /// First ingress ring of the end.
-    pub ring: Remote,
+    /// Bytes that the peer may send in line at first.
+    pub window: u32,
 }
 
 /// The two domains that a queue-pair group connects, as the sender of the message sees them.
@@ -152,7 +148,7 @@ pub enum Message {
         /// Number of the connecting end.
         number: Vqpn,
     },
-    /// Question whether the other daemon still runs. Only from version [`PING_SINCE`] on.
+    /// Question whether the other daemon still runs.
     Ping,
     /// Answer to [`Message::Ping`].
     Pong,
@@ -180,16 +176,14 @@ impl Field for DomainPair {
 
 impl Field for Offer {
     fn encode<O: Output>(&self, to: Encoder<O>) -> Encoder<O> {
-        to.u32(self.number.bits()).field(&self.ring)
+        to.u32(self.number.bits()).u32(self.window)
     }
 
     fn decode(of: &mut Decoder<'_>) -> Result<Self, Malformed> {
-        let number = Vqpn::from_bits(of.u32()?);
-        let ring: Remote = of.field()?;
-        match ring.len.is_power_of_two() {
-            true => Ok(Self { number, ring }),
-            false => Err(Malformed("ring length is not a power of two")),
-        }
+        Ok(Self {
+            number: Vqpn::from_bits(of.u32()?),
+            window: of.u32()?,
+        })
     }
 }
 
@@ -359,11 +353,7 @@ mod tests {
         };
         let offer = Offer {
             number: Vqpn::from_bits(77),
-            ring: Remote {
-                addr: u64::MAX - 4,
-                rkey: 5,
-                len: 4096,
-            },
+            window: 4096,
         };
         let domain = DomainId(1000);
         let (number, token) = (Vqpn::new(3, 4), 9);

@@ -21,7 +21,9 @@ use crate::domain::{self, DomainError};
 use crate::ids::{DomainId, DomainPart, PeerId, SessionId, Signal, Tenant, WatchId, WorkerId};
 use crate::limits::DaemonLimits;
 use crate::session_memory::{MemoryObserver, SessionMemory};
-use crate::snapshot::{ApplicationSnapshot, DomainSnapshot, ObjectCounts, Snapshot, Traffic};
+use crate::snapshot::{
+    ApplicationSnapshot, DomainSnapshot, ObjectCounts, PoolSnapshot, Snapshot, Traffic,
+};
 use crate::worker::SharedWorker;
 
 mod applications;
@@ -281,6 +283,8 @@ pub struct Daemon {
     requests_until: Option<Instant>,
     /// The earliest time at which to look at a daemon that has to react to something.
     watches_until: Option<Instant>,
+    /// When a worker that control steps must be stepped at the latest.
+    workers_until: Option<Instant>,
     steps: u32,
     /// Last number given to a session or a peer.
     numbers: u64,
@@ -324,6 +328,7 @@ impl Daemon {
             has_new_requests: false,
             requests_until: None,
             watches_until: None,
+            workers_until: None,
             steps: 0,
             numbers: 0,
             outputs: VecDeque::new(),
@@ -344,7 +349,7 @@ impl Daemon {
     pub fn next_timeout(&self) -> Option<Instant> {
         match self.has_new_requests {
             true => Some(self.now),
-            false => [self.requests_until, self.watches_until]
+            false => [self.requests_until, self.watches_until, self.workers_until]
                 .into_iter()
                 .flatten()
                 .min(),
@@ -363,9 +368,11 @@ impl Daemon {
         let mut domains = Vec::new();
         for (id, counts) in self.object_counts() {
             let mut groups = Vec::new();
+            let mut pool = PoolSnapshot::default();
             for (number, worker) in (0..).zip(&self.workers) {
                 if let Some(part) = worker.lock_for_control().domain(id) {
                     groups.extend(part.groups(number, host_of));
+                    pool += part.pool();
                 }
             }
             let tenant = self.tenant_of(id);
@@ -373,6 +380,7 @@ impl Daemon {
                 user: tenant.user,
                 socket: tenant.socket,
                 object_counts: counts,
+                pool,
                 groups,
                 applications: self.applications_of(id),
             });
@@ -391,10 +399,12 @@ impl Daemon {
             let of = client.session.as_ref()?;
             let mut traffic = Traffic::default();
             let mut connections = 0;
+            let mut pool_held = (0, 0);
             for (worker, number) in self.workers.iter().zip(&of.parts) {
                 if let (Some(number), Some(part)) = (number, worker.lock_for_control().domain(id)) {
-                    let (some, carried) = part.traffic(*number);
+                    let (some, carried, held) = part.traffic(*number, self.now);
                     connections += some;
+                    pool_held = (pool_held.0 + held.0, pool_held.1 + held.1);
                     traffic += carried;
                 }
             }
@@ -406,6 +416,7 @@ impl Daemon {
                 connections,
                 listeners: client.listeners.len(),
                 traffic,
+                pool_held,
                 in_use,
                 allocated,
             })
@@ -461,6 +472,7 @@ impl Daemon {
         if self.steps.is_multiple_of(EVENTS_EVERY) {
             was_busy |= self.look_at_events();
         }
+        let mut workers_until = None;
         for worker in (0..self.config.workers).map(WorkerId) {
             let shared = self.workers[worker.index()].clone();
             if self.are_workers_elsewhere {
@@ -472,8 +484,10 @@ impl Daemon {
             }
             let mut locked = shared.lock_for_control();
             was_busy |= locked.step(cx);
+            workers_until = workers_until.into_iter().chain(locked.deadline()).min();
             self.pass_on(worker, locked);
         }
+        self.workers_until = workers_until;
         was_busy
     }
 

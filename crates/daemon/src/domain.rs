@@ -2,7 +2,7 @@
 //! over the worker's links, and the queue-pair groups that carry them. Domains share no queue pair, completion queue,
 //! receive or key with each other. The parts of a domain share its protection domain and the memory of its sessions.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::SocketAddr;
 use std::sync::Arc;
 
@@ -10,9 +10,10 @@ use headworks_client::socket_message::{End, Refusal, Reply};
 use headworks_client::{
     BLOCK_BYTES, ControlBlock, EgressReader, Extent, IngressWriter, Reset, Rights, Vqpn,
 };
+use headworks_rxpool::holdings::{AppId, HeldExtent};
 use headworks_shm::EventCountRef;
 use headworks_verbs::{
-    Completion, CompletionChannel, CompletionQueue, CqInit, Device, OpenError, PollError,
+    Completion, CompletionChannel, CompletionQueue, CqInit, Device, Instant, OpenError, PollError,
     ProtectionDomain, Qpn, ResourceError,
 };
 use slab::Slab;
@@ -21,9 +22,10 @@ use crate::connection::{Connection, ConnectionOwner};
 use crate::connection_table::ConnectionTable;
 use crate::control::Offer;
 use crate::egress::EgressHalf;
-use crate::ids::{DomainId, QpGroupKey, Signal, Tenant, WatchId};
+use crate::ids::{DomainId, QpGroupKey, Signal, Tenant, WatchId, WorkerId};
 use crate::ingress::IngressHalf;
 use crate::limits::DaemonLimits;
+use crate::pool::DomainPool;
 use crate::qp_group::{QpGroup, QpRole};
 use crate::receive_shares::ReceiveShares;
 use crate::receives::Receives;
@@ -32,6 +34,7 @@ use crate::session_memory::SessionMemory;
 
 mod context;
 mod draining;
+mod landing;
 mod qp_groups;
 mod receive;
 mod snapshot;
@@ -196,6 +199,14 @@ struct QpGroupEntry {
     group: QpGroup,
 }
 
+/// A queue-pair group that has failed.
+struct FailedGroup {
+    /// Kept until it is drained.
+    _group: QpGroup,
+    /// Memory of the receive pool that it may still write to.
+    lost: Vec<(AppId, HeldExtent)>,
+}
+
 /// The part of an isolation domain that one worker carries.
 ///
 /// Sessions: [`attach`](Self::attach), [`detach`](Self::detach), [`close`](Self::close). Queue-pair groups: [`qp_group`](Self::qp_group),
@@ -210,7 +221,7 @@ pub struct Domain {
     // Connections and groups are dropped before the memory and queues that they use.
     groups: Slab<QpGroupEntry>,
     /// Groups that have failed, kept until none of their completions is left to be polled.
-    dying: DrainingQps<QpGroup>,
+    dying: DrainingQps<FailedGroup>,
     by_key: BTreeMap<QpGroupKey, usize>,
     by_qpn: BTreeMap<Qpn, usize>,
     connections: ConnectionTable<Box<Connection>>,
@@ -231,13 +242,20 @@ pub struct Domain {
     active: Vec<usize>,
     copied: u64,
     steps: u32,
+    pool: DomainPool,
+    /// Groups whose rate is limited, or is to be.
+    slowed: BTreeSet<usize>,
+    /// Connections whose bytes are moved out of the pool.
+    moving_out: VecDeque<Vqpn>,
+    /// Time of the latest step in which something depended on it.
+    now: Instant,
 }
 
 /// Maximum number of completions polled at a time.
 const POLL: usize = 64;
 
 impl Domain {
-    /// Creates the part of a domain that one worker carries, without sessions. `pd` is the domain's protection domain.
+    /// Creates the part of a domain that worker `worker` carries, without sessions. `pd` is the domain's protection domain.
     ///
     /// # Errors
     ///
@@ -245,8 +263,8 @@ impl Domain {
     pub fn new(
         id: DomainId,
         tenant: Tenant,
-        device: &Arc<dyn Device>,
-        pd: &Arc<dyn ProtectionDomain>,
+        worker: WorkerId,
+        (device, pd): (&Arc<dyn Device>, &Arc<dyn ProtectionDomain>),
         config: &DaemonLimits,
     ) -> Result<Self, DomainError> {
         let limits = device.info().limits;
@@ -261,6 +279,7 @@ impl Domain {
             ..CqInit::default()
         })?;
         let mut receives = Receives::new(&**pd, config.frame_bytes, most)?;
+        let pool = DomainPool::new(&**device, &**pd, worker.0.into(), config)?;
         let posted = receives.grow(&**device, &**pd, config.receives)?;
         Ok(Self {
             id,
@@ -289,6 +308,10 @@ impl Domain {
             active: Vec::new(),
             copied: 0,
             steps: 0,
+            pool,
+            slowed: BTreeSet::new(),
+            moving_out: VecDeque::new(),
+            now: Instant::ZERO,
         })
     }
 
@@ -334,8 +357,12 @@ impl Domain {
         self.watch_peers();
         self.load.arm();
         self.cq.arm(false);
+        let wants_memory = self.pool.wants_memory();
         for (_, session) in &self.sessions {
             session.doorbell.event_count().arm(false);
+            if wants_memory {
+                session.doorbell.memory_event_count().arm(false);
+            }
         }
     }
 
@@ -348,6 +375,7 @@ impl Domain {
         }
         for (_, session) in &self.sessions {
             session.doorbell.event_count().disarm();
+            session.doorbell.memory_event_count().disarm();
         }
         while let Ok(Some(_)) = self.channel.next_event() {}
     }
@@ -370,7 +398,12 @@ impl Domain {
         is_first: bool,
     ) -> Result<usize, Refusal> {
         let handles = self.config.connections_each as usize;
-        let session = Session::new(memory, name, handles, is_first)?;
+        let class = self.config.classes.get(&name).copied();
+        let app = self.pool.add_app(class.unwrap_or_default().into());
+        let session = Session::new(memory, name, app, handles, is_first);
+        let mut session = session.inspect_err(|_| self.pool.remove_app(app))?;
+        let pool = &self.pool;
+        session.memory.add_pool(pool.slab(), pool.buffer());
         Ok(self.sessions.insert(session))
     }
 
@@ -421,7 +454,8 @@ impl Domain {
     fn clean_up(&mut self, session: usize) {
         let is_over = |one: &Session| one.is_gone && one.handles.len() == 0;
         if self.sessions.get(session).is_some_and(is_over) {
-            self.sessions.remove(session);
+            let gone = self.sessions.remove(session);
+            self.pool.remove_app(gone.app);
         }
     }
 
@@ -469,7 +503,7 @@ impl Domain {
         }
         let mut extents = Vec::new();
         let ring = self.config.ring_bytes;
-        for bytes in [BLOCK_BYTES, ring, ring] {
+        for bytes in [BLOCK_BYTES, ring, self.config.ingress_bytes] {
             match of.memory.take(bytes) {
                 Ok(extent) => extents.push(extent),
                 Err(why) => {
@@ -490,7 +524,7 @@ impl Domain {
             Ok((words, EgressHalf::new(egress), IngressHalf::new(ingress)))
         });
         let (words, egress_half, ingress_half) = made.map_err(|_| Refusal::Memory)?;
-        let ring = of.memory.remote(ingress);
+        let window = ingress_half.window() as u32;
         let place = ConnectionOwner {
             group: Some(group),
             session,
@@ -511,14 +545,14 @@ impl Domain {
         };
         of.handles.insert(handle, number);
         of.traffic.opened += 1;
-        Ok(Offer { number, ring })
+        Ok(Offer { number, window })
     }
 
     /// Connects an end to the other end. Returns its session and a description for the application, or `None`
     /// if this end is gone.
     pub fn connect(&mut self, number: Vqpn, remote: Offer) -> Option<(usize, End)> {
         let mut context = self.context(number)?;
-        context.connection.connect(remote.number, remote.ring);
+        context.connection.connect(remote.number, remote.window);
         let place = context.connection.place;
         let doorbell = match context.session.is_first {
             true => None,
@@ -545,11 +579,6 @@ impl Domain {
         let connection = context.connection;
         connection.refuse();
         if let Some(group) = context.group {
-            // Gives up what was offered and not READ yet. READs under way still write into the memory of this
-            // end.
-            let offered = group.entry.group.fetches.iter();
-            let offered = offered.filter(|fetch| fetch.number == number);
-            offered.for_each(|fetch| connection.ingress.give_up(fetch.at, fetch.left()));
             group.entry.group.forget(number);
         }
         self.attend(number);
@@ -649,6 +678,11 @@ impl Domain {
         if let Some(group) = &mut context.group {
             group.entry.group.forget(number);
         }
+        let app = context.session.app;
+        let memory = &mut context.session.memory;
+        let ingress = &mut context.connection.ingress;
+        ingress.release_all(number, (context.pool, app), memory);
+        context.pool.feed(number);
         let Some(over) = self.connections.remove(number) else {
             return;
         };

@@ -1,5 +1,5 @@
-//! The sending half of a connection's end. It turns its application's records into frames, WRITEs, and offers
-//! that the peer READs.
+//! The sending half of a connection's end. It turns its application's records into frames, and into transfers that it
+//! announces and the peer READs.
 
 mod one_sided;
 
@@ -10,23 +10,15 @@ use headworks_client::{
     ContractError, EgressReader, Extent, Operation, Outcome, Outcomes, RecordKind, Vqpn,
 };
 use headworks_shm::ordered_copy::prefetch_read;
-use headworks_verbs::RemoteAddr;
 
 use crate::exports::ExportTable;
-use crate::frame::{Header, Kind, Remote};
-use crate::ingress::GROWTH;
-use crate::limits::{Bulk, DaemonLimits};
+use crate::frame::{Header, Kind};
+use crate::ingress::{GROWTH, TRANSFER_MAX};
+use crate::limits::DaemonLimits;
 use crate::qp_group::{QpGroup, QpRole};
 use crate::send_queue::OnCompletion;
 use crate::session_memory::SessionMemory;
 
-/// Load, of 255, that this side has at least, and the peer at most, when bytes are offered to the peer to
-/// READ.
-const READS_FROM: u8 = 128;
-const READS_TO: u8 = 250;
-/// Most offers of a connection in flight with [`Bulk::ByLoad`]. The peer READs them as fast as it can, and
-/// meanwhile this side WRITEs the rest.
-const OFFERED: usize = 3;
 /// Most atomics of a connection in flight.
 const ATOMICS: u32 = 64;
 
@@ -60,19 +52,13 @@ struct PartialOperation {
     done: u32,
 }
 
-/// Memory that the peer was offered to READ.
+/// Transfer that was announced to the peer.
 #[derive(Clone, Copy, Debug)]
-struct OfferedMemory {
-    at: u64,
-    len: u32,
+struct AnnouncedTransfer {
+    /// Position of its end in the stream.
+    until: u64,
+    /// End of its record.
     end: u64,
-}
-
-/// A ring of the peer, and the position from which it holds the stream.
-#[derive(Clone, Copy, Debug)]
-struct PeerRing {
-    ring: Remote,
-    from: u64,
 }
 
 /// The sending half of a connection's end.
@@ -95,20 +81,17 @@ pub(crate) struct EgressHalf {
     done: u64,
     /// Exports of this end that the peer may not know of yet.
     exporting: u32,
-    offered: VecDeque<OfferedMemory>,
-    /// Bulk transfers and atomics in flight.
+    announced: VecDeque<AnnouncedTransfer>,
+    /// Transfers, one-sided operations and atomics in flight.
     bulk: u32,
     /// Bytes in the application's ring when the latest turn began, as last observed.
     crest: u64,
-    /// Bytes sent, and the position up to which the peer has room.
+    /// Bytes sent or announced.
     sent: u64,
+    /// Bytes sent in line, and those that the peer has room for.
+    in_line: u64,
     window: u64,
-    target: PeerRing,
-    next_target: Option<PeerRing>,
     is_ended: bool,
-    /// Whether a frame of the other end arrived over the current group. Until then, the ring's memory may
-    /// already be used for something else.
-    is_met: bool,
 }
 
 /// Result of a turn.
@@ -116,8 +99,8 @@ pub(crate) struct EgressHalf {
 pub(crate) enum SendStep {
     /// This many bytes were sent in a frame, which also told the peer of the window.
     Framed(u32),
-    /// A transfer of this many bytes was started.
-    Bulk(u32),
+    /// A transfer of this many bytes was announced.
+    Announced(u32),
     /// A one-sided operation, or a piece of one, was issued or has failed. The turn cost about this many
     /// bytes.
     Asked(u32),
@@ -136,7 +119,7 @@ pub(crate) struct PiggybackInfo {
     pub(crate) load: u8,
 }
 
-/// Error: the peer named a record that is not in flight, or an impossible ring.
+/// Error: the peer named a transfer or a record that is not in flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct InvalidRecord;
 
@@ -154,21 +137,13 @@ impl EgressHalf {
             atomics: 0,
             done: 0,
             exporting: 0,
-            offered: VecDeque::new(),
+            announced: VecDeque::new(),
             bulk: 0,
             crest: 0,
             sent: 0,
+            in_line: 0,
             window: 0,
-            target: PeerRing {
-                ring: Remote {
-                    len: 1,
-                    ..Remote::default()
-                },
-                from: 0,
-            },
-            next_target: None,
             is_ended: false,
-            is_met: false,
         }
     }
 
@@ -179,54 +154,19 @@ impl EgressHalf {
         prefetch_read(self.flights.as_slices().0.as_ptr().cast());
     }
 
-    /// Records that a frame of the other end has arrived.
-    pub(crate) fn meet(&mut self) {
-        self.is_met = true;
+    /// Sets the window of the peer's first ring.
+    pub(crate) fn connect(&mut self, window: u32) {
+        self.window = window.into();
     }
 
-    /// Sets the peer's first ring.
-    pub(crate) fn connect(&mut self, ring: Remote) {
-        self.target = PeerRing { ring, from: 0 };
-        self.window = ring.len.into();
-    }
-
-    /// Takes the position up to which the peer has room. Returns whether that is more than before.
+    /// Takes how many bytes in line, from the first on, the peer has room for. Returns whether that is more than before.
     pub(crate) fn widen(&mut self, window: u64) -> bool {
         // The distance is limited so that positions cannot wrap.
-        let is_more = window > self.window && window - self.sent <= 1 << 40;
+        let is_more = window > self.window && window - self.in_line <= 1 << 40;
         if is_more {
             self.window = window;
         }
         is_more
-    }
-
-    /// Takes the ring in which the peer's stream continues, and the position from which it does.
-    pub(crate) fn retarget(&mut self, ring: Remote, from: u64) -> Result<(), InvalidRecord> {
-        self.pass();
-        if self.next_target.is_some() || from < self.sent {
-            return Err(InvalidRecord);
-        }
-        self.next_target = Some(PeerRing { ring, from });
-        Ok(())
-    }
-
-    fn pass(&mut self) {
-        let next = self.next_target.take_if(|next| next.from <= self.sent);
-        if let Some(next) = next {
-            self.target = next;
-        }
-    }
-
-    /// Returns where the next bytes go, and how many of `len` can go there without a break.
-    fn aim(&self, len: u32) -> (RemoteAddr, u32) {
-        let until = self.next_target.map_or(u64::MAX, |next| next.from);
-        let offset = (self.sent - self.target.from) & u64::from(self.target.ring.len - 1);
-        let break_at = (u64::from(self.target.ring.len) - offset).min(until - self.sent);
-        let remote = RemoteAddr {
-            addr: self.target.ring.addr.wrapping_add(offset),
-            rkey: self.target.ring.rkey,
-        };
-        (remote, u64::from(len).min(break_at) as u32)
     }
 
     /// Advances to the next record. Returns whether there is one. After a contract violation, each call
@@ -326,7 +266,6 @@ impl EgressHalf {
         aside: PiggybackInfo,
         config: &DaemonLimits,
     ) -> Result<SendStep, ContractError> {
-        self.pass();
         let is_there = self.advance(memory)?;
         self.crest = self.egress.backlog();
         if !is_there {
@@ -335,145 +274,60 @@ impl EgressHalf {
         if let Some(asking) = self.asking {
             return Ok(self.operate(asking, (own, to), memory, group, aside.load, config));
         }
-        let sendable = self.sendable();
-        if sendable == 0 {
+        let Some(extent) = self.current else {
             return Ok(SendStep::Nothing);
-        }
+        };
         let transfer = match self.asked {
             Transfer::Any => self.egress.transfer(),
             asked => asked,
         };
         let is_short = match transfer {
-            Transfer::Any => sendable < config.bulk_min,
+            Transfer::Any => extent.len < config.bulk_min,
             Transfer::Send => true,
-            Transfer::Write | Transfer::Read => false,
+            Transfer::Read => false,
         };
         // A frame that tells of an export must precede data that mentions the export.
-        if is_short || !self.is_met || self.exporting > 0 {
+        if is_short || self.exporting > 0 {
             return self.frames(to, memory, group, aside, config);
         }
         if self.bulk >= config.bulk_each {
-            // The next completion or answer schedules the connection again.
+            // The next answer schedules the connection again.
             return Ok(SendStep::Nothing);
         }
-        let is_read = match (transfer, config.bulk) {
-            (Transfer::Write, _) => false,
-            (Transfer::Read, _) => true,
-            (_, Bulk::Write) => false,
-            (_, Bulk::Read) => true,
-            (_, Bulk::ByLoad) => {
-                let is_mine = aside.load < READS_FROM || group.peer_load > READS_TO;
-                !is_mine && self.offered.len() < OFFERED
-            }
-        };
-        Ok(match is_read {
-            true => self.offer(to, memory, group, aside.load, config),
-            false => self.write((own, to), memory, group, aside.load, config),
-        })
+        Ok(self.announce(extent, to, memory, group, aside.load))
     }
 
-    /// Returns how many bytes of the current record the peer has room for.
-    fn sendable(&self) -> u32 {
-        let len = self.current.map_or(0, |extent| extent.len);
-        (self.window - self.sent).min(len.into()) as u32
-    }
-
-    /// Returns the next bytes to send, at most as many as one transfer takes, and where they go. Returns
-    /// `None` if there are none, or no room for them.
-    fn piece(&mut self, config: &DaemonLimits) -> Option<(Extent, RemoteAddr)> {
-        self.pass();
-        let (extent, room) = (self.current?, self.window - self.sent);
-        if room == 0 {
-            return None;
-        }
-        let most = u64::from(extent.len).min(room).min(config.bulk_max.into()) as u32;
-        let (remote, len) = self.aim(most);
-        Some((extent.part(0, len), remote))
-    }
-
-    /// Offers the peer as much of the current record as one frame may announce.
-    fn offer(
+    /// Announces the rest of the current record to the peer, which READs it.
+    fn announce(
         &mut self,
+        extent: Extent,
         to: Vqpn,
         memory: &SessionMemory,
         group: &mut QpGroup,
         load: u8,
-        config: &DaemonLimits,
     ) -> SendStep {
-        let (Some(extent), room) = (self.current, self.window - self.sent) else {
-            return SendStep::Nothing;
-        };
         if !group.may_send() {
             return SendStep::Blocked;
         }
-        let most = u64::from(config.bulk_max) * u64::from(config.bulk_announced);
-        let len = u64::from(extent.len).min(room).min(most) as u32;
+        let len = extent.len.min(TRANSFER_MAX);
         let (view, at, _) = group.body();
-        let offer = memory.remote(extent.part(0, len)).emit_offer();
-        let written = view.write(at, &offer);
+        let announced = memory.remote(extent.part(0, len)).emit_memory();
+        let written = view.write(at, &announced);
         debug_assert_eq!(written, Ok(()));
         let header = Header {
             at: self.sent,
             len,
             load,
-            ..Header::of(Kind::Offer)
+            ..Header::of(Kind::Announce)
         };
-        group.send(
-            QpRole::Frames,
-            to,
-            header,
-            offer.len(),
-            OnCompletion::Nothing,
-        );
-        group.offers += 1;
+        let then = OnCompletion::Nothing;
+        group.send(QpRole::Frames, to, header, announced.len(), then);
+        group.announced += 1;
         let end = self.begun();
-        let at = self.sent;
-        self.offered.push_back(OfferedMemory { at, len, end });
         self.issue(len);
-        SendStep::Bulk(len)
-    }
-
-    /// WRITEs pieces of the current record, as many as one frame may announce, and sends that frame after
-    /// them.
-    fn write(
-        &mut self,
-        (own, to): (Vqpn, Vqpn),
-        memory: &SessionMemory,
-        group: &mut QpGroup,
-        load: u8,
-        config: &DaemonLimits,
-    ) -> SendStep {
-        if group.bulk.room() < 2 {
-            return SendStep::Full;
-        }
-        if !group.credit.may_send() {
-            return SendStep::Blocked;
-        }
-        let header = Header {
-            at: self.sent,
-            load,
-            ..Header::of(Kind::Wrote)
-        };
-        let end = self.begun();
-        let mut len = 0;
-        for _ in 0..config.bulk_announced {
-            // One request is reserved for the frame.
-            if group.bulk.room() < 2 {
-                break;
-            }
-            let Some((from, remote)) = self.piece(config) else {
-                break;
-            };
-            group
-                .bulk
-                .write(memory.sge(from), remote, OnCompletion::Nothing);
-            group.writes += 1;
-            len += from.len;
-            self.issue(from.len);
-        }
-        let header = Header { len, ..header };
-        group.send(QpRole::Bulk, to, header, 0, OnCompletion::Sent(own, end));
-        SendStep::Bulk(len)
+        let until = self.sent;
+        self.announced.push_back(AnnouncedTransfer { until, end });
+        SendStep::Announced(len)
     }
 
     /// Counts a transfer of the latest record as in flight. Returns the record's end.
@@ -499,7 +353,11 @@ impl EgressHalf {
             return Ok(SendStep::Blocked);
         }
         let (body, body_at, fits) = group.body();
-        let fits = (self.window - self.sent).min(fits as u64) as u32;
+        let fits = (self.window - self.in_line).min(fits as u64) as u32;
+        if fits == 0 {
+            // A frame of the peer that widens the window schedules the connection again.
+            return Ok(SendStep::Nothing);
+        }
         let (at, mut filled) = (self.sent, 0);
         while let Some(extent) = self.current {
             let piece = extent.len.min(fits - filled);
@@ -517,11 +375,12 @@ impl EgressHalf {
             let is_short = |extent: Extent| extent.len < config.bulk_min;
             if !self.advance(memory).unwrap_or(false)
                 || !self.current.is_some_and(is_short)
-                || matches!(self.asked, Transfer::Write | Transfer::Read)
+                || self.asked == Transfer::Read
             {
                 break;
             }
         }
+        self.in_line += u64::from(filled);
         let header = Header {
             at,
             len: filled,
@@ -555,21 +414,25 @@ impl EgressHalf {
         self.settle();
     }
 
-    /// Handles the peer's message that it has READ an offer.
-    pub(crate) fn fetched(&mut self, at: u64, len: u32) -> Result<(), InvalidRecord> {
-        let found = self
-            .offered
-            .iter()
-            .position(|offered| (offered.at, offered.len) == (at, len));
-        let found = found.and_then(|at| self.offered.remove(at));
-        self.transferred(found.ok_or(InvalidRecord)?.end);
+    /// Handles the peer's message that it has READ all transfers up to position `until`. Returns whether there were any.
+    pub(crate) fn fetched(&mut self, until: u64) -> Result<(), InvalidRecord> {
+        let is_end = |one: &AnnouncedTransfer| one.until == until;
+        if !self.announced.iter().any(is_end) {
+            return Err(InvalidRecord);
+        }
+        while let Some(first) = self.announced.front().copied()
+            && first.until <= until
+        {
+            self.announced.pop_front();
+            self.transferred(first.end);
+        }
         Ok(())
     }
 
-    /// Withdraws everything that the peer was offered: it READs nothing more.
+    /// Withdraws everything that was announced to the peer: it READs nothing more.
     pub(crate) fn withdraw(&mut self) {
-        while let Some(offered) = self.offered.pop_front() {
-            self.transferred(offered.end);
+        while let Some(announced) = self.announced.pop_front() {
+            self.transferred(announced.end);
         }
         // The peer does not answer atomics any more either.
         for at in 0..self.flights.len() {
@@ -590,7 +453,7 @@ impl EgressHalf {
 
     /// Ends sending: nothing is in flight any more, and all records are released to the application.
     pub(crate) fn abandon(&mut self) {
-        self.offered.clear();
+        self.announced.clear();
         for flight in self.flights.drain(..) {
             if let Some(operating) = flight.operation {
                 operating.outcomes.set(Outcome::Lost, 0);
@@ -605,9 +468,9 @@ impl EgressHalf {
         self.egress.release_all();
     }
 
-    /// Whether no request of this side is in flight. The peer may still be READing what it was offered.
+    /// Whether no request of this side is in flight. The peer may still be READing what was announced to it.
     pub(crate) fn is_idle(&self) -> bool {
-        self.bulk as usize == self.offered.len() + self.atomics as usize
+        self.bulk as usize == self.announced.len() + self.atomics as usize
     }
 
     /// Whether everything that was sent has arrived.

@@ -10,7 +10,7 @@
 //! | 4–7 | length: of the body for data, otherwise of the bytes that the frame is about |
 //! | 8–15 | total number of receives promised on this group ([`credit`](crate::credit)) |
 //! | 16–23 | position in the stream, or depends on the kind |
-//! | 24–31 | position up to which the peer may send in the other direction, or depends on the kind |
+//! | 24–31 | bytes in line, from the first on, that the peer may send in the other direction, or depends on the kind |
 //!
 //! All numbers are little-endian. A reader trusts none of them.
 
@@ -22,12 +22,10 @@ pub const HEADER: usize = 32;
 pub const FRAME_MIN: u32 = 256;
 /// Greatest buffer length for frames, in bytes.
 pub const FRAME_MAX: u32 = 65_536;
-/// Length of the body of [`Kind::Offer`] and [`Kind::Export`] in bytes.
-pub const OFFER: usize = 16;
+/// Length of the body of [`Kind::Announce`] and [`Kind::Export`] in bytes.
+pub const MEMORY: usize = 16;
 /// Length of the body of [`Kind::Atomic`] in bytes.
 pub const ATOMIC: usize = 32;
-/// Length of the body of a [`Kind::Window`] that names a ring, in bytes.
-pub const RING: usize = 24;
 
 /// Kind of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,51 +35,50 @@ pub enum Kind {
     Tell = 0,
     /// Bytes of the stream, in the body.
     Data = 1,
-    /// Bytes of the stream that WRITEs placed before, on the same queue pair.
-    Wrote = 2,
-    /// Bytes of the stream that the receiver is to READ. The body says where from.
-    Offer = 3,
-    /// The offered bytes were READ.
-    Fetched = 4,
-    /// The peer may send more. The body, if there is one, names the ring in which the stream continues.
-    Window = 5,
+    /// Bytes of the stream that the receiver is to READ: a transfer. The body says where they lie.
+    Announce = 2,
+    /// All transfers up to this position of the stream were READ.
+    Fetched = 3,
+    /// The peer may send more bytes in line.
+    Window = 4,
     /// The stream ends at this position.
-    End = 6,
+    End = 5,
     /// The connection is reset.
-    Reset = 7,
+    Reset = 6,
     /// The sender sends no more data for this connection, and touches no memory of the other side for it. A
     /// [`Kind::Reset`] may follow.
-    Closed = 8,
+    Closed = 7,
     /// The sender exports memory to the other end. The body says where it lies, the position is its number,
     /// and the code is the rights to it.
-    Export = 9,
+    Export = 8,
     /// The sender wants exported memory back.
-    Revoke = 10,
+    Revoke = 9,
     /// The sender does not use the exported memory any more, and will not.
-    Revoked = 11,
+    Revoked = 10,
     /// An atomic on exported memory, which the receiver executes. The position is the identifier that the
     /// answer repeats, the code is the operation, and the body holds the rest.
-    Atomic = 12,
+    Atomic = 11,
     /// The outcome of an atomic. The window field holds the previous value.
-    Answer = 13,
+    Answer = 12,
+    /// The receive pool of the sender's domain is in danger: the receiver is to send more slowly on this queue-pair group.
+    Slow = 13,
 }
 
 impl Kind {
     /// Whether the daemon that gets such a frame has to do something for its sender: to take bytes, or to answer.
     pub(crate) fn wants_reaction(self) -> bool {
         match self {
-            Self::Data | Self::Wrote | Self::Offer | Self::Atomic => true,
+            Self::Data | Self::Announce | Self::Atomic => true,
             Self::Export | Self::Revoke | Self::End => true,
             Self::Tell | Self::Window | Self::Fetched | Self::Revoked | Self::Answer => false,
-            Self::Reset | Self::Closed => false,
+            Self::Reset | Self::Closed | Self::Slow => false,
         }
     }
 
     const ALL: [Self; 14] = [
         Self::Tell,
         Self::Data,
-        Self::Wrote,
-        Self::Offer,
+        Self::Announce,
         Self::Fetched,
         Self::Window,
         Self::End,
@@ -92,6 +89,7 @@ impl Kind {
         Self::Revoked,
         Self::Atomic,
         Self::Answer,
+        Self::Slow,
     ];
 }
 
@@ -110,7 +108,7 @@ pub struct Header {
     pub promised: u64,
     /// Position in the stream, or depends on the kind.
     pub at: u64,
-    /// Position up to which the peer may send, or depends on the kind.
+    /// Bytes in line, from the first on, that the peer may send, or depends on the kind.
     pub window: u64,
 }
 
@@ -159,10 +157,8 @@ impl Header {
         };
         let fits = match header.kind {
             Kind::Data => behind == header.len as usize && behind > 0,
-            Kind::Offer | Kind::Export => behind == OFFER && header.len > 0,
+            Kind::Announce | Kind::Export => behind == MEMORY && header.len > 0,
             Kind::Atomic => behind == header.len as usize && behind == ATOMIC,
-            Kind::Wrote | Kind::Fetched => behind == 0 && header.len > 0,
-            Kind::Window => behind == header.len as usize && (behind == 0 || behind == RING),
             _ => behind == 0,
         };
         match fits && zero == 0 {
@@ -237,41 +233,22 @@ impl Field for Remote {
 }
 
 impl Remote {
-    /// Encodes the body of an offer. The header holds the length.
-    pub fn emit_offer(&self) -> [u8; OFFER] {
+    /// Encodes the body of an announcement or an export. The header holds the length.
+    pub fn emit_memory(&self) -> [u8; MEMORY] {
         let without_len = Self { len: 0, ..*self };
         Encoder::fixed().field(&without_len).finish()
     }
 
-    /// Decodes the body of an offer of `len` bytes.
+    /// Decodes the body of an announcement or an export of `len` bytes.
     ///
     /// # Errors
     ///
     /// [`Malformed`]: the body holds a length too.
-    pub fn parse_offer(bytes: &[u8; OFFER], len: u32) -> Result<Self, Malformed> {
+    pub fn parse_memory(bytes: &[u8; MEMORY], len: u32) -> Result<Self, Malformed> {
         let offered: Self = Decoder::new(bytes).field()?;
         match offered.len {
             0 => Ok(Self { len, ..offered }),
-            _ => Err(Malformed("an offer's body holds a length")),
-        }
-    }
-
-    /// Encodes the body of a window frame: a ring in which the stream continues at position `from`.
-    pub fn emit_ring(&self, from: u64) -> [u8; RING] {
-        Encoder::fixed().field(self).u64(from).finish()
-    }
-
-    /// Decodes a ring, and the position from which it holds the stream.
-    ///
-    /// # Errors
-    ///
-    /// [`Malformed`]: the length is not a power of two.
-    pub fn parse_ring(bytes: &[u8; RING]) -> Result<(Self, u64), Malformed> {
-        let mut of = Decoder::new(bytes);
-        let (ring, from) = (of.field::<Self>()?, of.u64()?);
-        match ring.len.is_power_of_two() {
-            true => Ok((ring, from)),
-            false => Err(Malformed("ring length is not a power of two")),
+            _ => Err(Malformed("the body holds a length")),
         }
     }
 }
@@ -303,11 +280,9 @@ mod tests {
         }
 
         #[test]
-        fn memory_reads_as_it_is_written(addr: u64, rkey: u32, log in 0u32..32, len: u32, from: u64) {
+        fn memory_reads_as_it_is_written(addr: u64, rkey: u32, len: u32) {
             let remote = Remote { addr, rkey, len };
-            prop_assert_eq!(Remote::parse_offer(&remote.emit_offer(), len), Ok(remote));
-            let ring = Remote { len: 1 << log, ..remote };
-            prop_assert_eq!(Remote::parse_ring(&ring.emit_ring(from)), Ok((ring, from)));
+            prop_assert_eq!(Remote::parse_memory(&remote.emit_memory(), len), Ok(remote));
         }
     }
 
@@ -321,14 +296,12 @@ mod tests {
             (Kind::Data, 5, 5, true),
             (Kind::Data, 5, 4, false),
             (Kind::Data, 0, 0, false),
-            (Kind::Offer, 9, OFFER, true),
-            (Kind::Offer, 0, OFFER, false),
-            (Kind::Wrote, 9, 0, true),
-            (Kind::Wrote, 9, 9, false),
+            (Kind::Announce, 9, MEMORY, true),
+            (Kind::Announce, 0, MEMORY, false),
+            (Kind::Fetched, 0, 0, true),
+            (Kind::Fetched, 9, 9, false),
             (Kind::Window, 0, 0, true),
-            (Kind::Window, RING as u32, RING, true),
-            (Kind::Window, 0, RING, false),
-            (Kind::Window, RING as u32 - 1, RING - 1, false),
+            (Kind::Window, 0, 9, false),
             (Kind::Closed, 0, 0, true),
             (Kind::Closed, 0, 1, false),
         ] {

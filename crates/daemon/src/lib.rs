@@ -12,12 +12,13 @@
 //! | [`domain`] | a worker's part of an isolation domain: one tenant's sessions, connections and queue pairs; the step that drives them |
 //! | [`qp_group`], [`send_queue`] | queue pairs that connections share, and the send queue of each |
 //! | [`receives`] | buffers of the shared receive queue |
+//! | [`pool`] | receive pool: memory for long transfers, and who gets it |
 //! | `connection`, `egress`, `ingress` | a connection's end: its states, sending half and receiving half |
 //! | `exports` | memory exported to the peer: pure |
 //! | `session`, [`session_memory`] | an application: its doorbell and handles, its slabs |
+//! | `link_rate` | rate of a group whose receiver asks for less: pure |
 //! | [`credit`] | credit of a queue-pair group: pure |
 //! | [`receive_shares`] | how receives are divided among groups: pure |
-//! | [`reassembly`] | reassembly of a stream: pure |
 //! | [`allocator`] | allocator of slab memory: pure |
 //! | [`connection_table`] | table of connections: pure |
 //! | [`auth`] | mutual authentication of daemons by a shared secret: pure |
@@ -36,10 +37,9 @@
 //! An application writes records into its egress ring and sets the connection's bit in its session's doorbell
 //! (`headworks-client`). The domain's step finds the bit and adds the connection to the deficit round robin
 //! of its queue-pair group. When the connection's turn comes, the domain copies short records into a frame.
-//! Long records are not copied: the domain has the RNIC WRITE them directly into the receiver's ingress ring,
-//! or it offers them and the receiver READs them. A frame arrives through the domain's shared receive queue.
-//! The receiving daemon copies its bytes to their place and posts the receive again at once, so that no
-//! receive ever waits for an application.
+//! Long records are not copied: a frame announces them, and the receiver has its RNIC READ them into its receive pool. A
+//! frame arrives through the domain's shared receive queue. The receiving daemon copies its bytes to their place and
+//! posts the receive again at once, so that no receive ever waits for an application.
 //!
 #![doc = include_str!("how_it_works.md")]
 #![deny(unsafe_code)]
@@ -59,10 +59,11 @@ pub mod frame;
 pub mod ids;
 mod ingress;
 pub mod limits;
+mod link_rate;
 pub mod log_ratelimit;
 pub mod metrics;
+pub mod pool;
 pub mod qp_group;
-pub mod reassembly;
 pub mod receive_shares;
 pub mod receives;
 pub mod send_queue;
@@ -75,5 +76,5 @@ pub mod worker;
 pub use daemon::{Daemon, Identity, Output};
 pub use domain::DomainError;
 pub use ids::{DomainId, PeerId, SessionId, WorkerId};
-pub use limits::{Bulk, DaemonLimits, LimitsError};
+pub use limits::{DaemonLimits, LimitsError};
 pub use snapshot::{ObjectCounts, Snapshot};

@@ -1,7 +1,12 @@
 //! Sizes and limits that configure a daemon.
 
+use std::collections::BTreeMap;
 use std::fmt;
 
+use headworks_rxpool::admission::Class;
+use headworks_rxpool::config::PoolConfig;
+use headworks_rxpool::units::{EXTENT_MAX, UNIT};
+use headworks_verbs::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::frame::{FRAME_MAX, FRAME_MIN};
@@ -27,24 +32,42 @@ pub struct DaemonLimits {
     pub bulk_depth: u32,
     /// Most queue-pair groups of a domain. Default 256.
     pub qp_groups_max: u32,
-    /// Length in bytes from which memory is WRITTEN or READ to its place, instead of SENT in frames. Default
-    /// 16,384.
+    /// Length in bytes from which memory is announced, and READ by the receiver into its pool, instead of SENT in frames.
+    /// Default 16,384.
     pub bulk_min: u32,
-    /// Bytes of a bulk transfer at most. Shorter transfers let others in sooner. Default 65,536.
+    /// Bytes of a READ, or of a one-sided WRITE, at most: a power of two, 4,096 to 262,144. Shorter ones let others in
+    /// sooner. Default 65,536.
     pub bulk_max: u32,
-    /// Consecutive WRITEs that one frame announces at most, 1 to 16. An offer to READ is no longer than as
-    /// many WRITEs would be. Default 4.
-    pub bulk_announced: u32,
-    /// Bulk transfers of one connection in flight at most, 1 to 32. Default 8.
+    /// Transfers and one-sided operations of one connection in flight at most, 1 to 32. Default 8.
     pub bulk_each: u32,
-    /// How bulk transfers are made. Default [`Bulk::ByLoad`].
-    pub bulk: Bulk,
+    /// Bytes of a tenant's receive pool: 262,144 to 1,073,741,824, a multiple of 4,096. Divided among the workers; each
+    /// has 262,144 at least. Default 4,194,304.
+    pub pool_bytes: u64,
+    /// Part of its pool that an application may hold, in percent: 1 to 100. Default 50.
+    pub pool_quota: u32,
+    /// READs in flight into a pool at most, 1 to 1,024. Default 32.
+    pub pool_reads: u32,
+    /// Milliseconds after which memory of the pool that an application has not released counts as late, 1 to 10,000. If
+    /// the pool is short, late memory is replaced or copied out. Default 50.
+    pub pool_straggler_time: u32,
+    /// Class of applications in the receive pool, by the names that they attach with. Default: none, and an application
+    /// without an entry is [`PoolClass::Normal`].
+    pub classes: BTreeMap<String, PoolClass>,
+    /// For comparison: a pool's memory is handed out in turn, from its beginning to its end, instead of where it was
+    /// released most recently. No key of the configuration file. Default no.
+    #[serde(skip)]
+    pub is_pool_in_turn: bool,
     /// Approximate number of bytes that a connection sends in its turn. Default 16,384.
     pub quantum: u32,
-    /// Initial length of a connection's two rings in bytes, a power of two from 512 on. Default 4,096.
+    /// Initial length of a connection's egress ring in bytes, a power of two from 512 on. Default 2,048.
     pub ring_bytes: u32,
-    /// Length in bytes up to which a ring grows if its stream fills it; a power of two. Default 4,194,304.
+    /// Length in bytes up to which an egress ring grows if its stream fills it; a power of two. Default 4,194,304.
     pub ring_max: u32,
+    /// Initial length of a connection's ingress ring in bytes, a power of two from 512 on. It holds what comes in frames.
+    /// Half of it, at most 4,096 bytes, is not promised to the sender. Default 1,024.
+    pub ingress_bytes: u32,
+    /// Length in bytes up to which an ingress ring grows; a power of two. Default 32,768.
+    pub ingress_max: u32,
     /// Bytes of an application's rings beyond which no ring grows longer than 131,072 bytes; the closer they are to
     /// it, the shorter are new rings. Many long rings do not stay in the processor's cache. Default 33,554,432.
     pub ring_budget: u64,
@@ -72,17 +95,27 @@ pub struct DaemonLimits {
     pub poison: bool,
 }
 
-/// How bulk transfers are made.
+/// Class of an application in the receive pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Bulk {
-    /// The receiver READs if it has less to do than the sender; otherwise the sender WRITEs.
+pub enum PoolClass {
+    /// Is served before the others, but does not overtake them without end.
+    High,
+    /// The default.
     #[default]
-    ByLoad,
-    /// The sender WRITEs.
-    Write,
-    /// The receiver READs.
-    Read,
+    Normal,
+    /// Is served last, and with ordinary memory while the pool is short.
+    Low,
+}
+
+impl From<PoolClass> for Class {
+    fn from(class: PoolClass) -> Self {
+        match class {
+            PoolClass::High => Self::High,
+            PoolClass::Normal => Self::Normal,
+            PoolClass::Low => Self::Low,
+        }
+    }
 }
 
 impl Default for DaemonLimits {
@@ -98,12 +131,18 @@ impl Default for DaemonLimits {
             qp_groups_max: 256,
             bulk_min: 16 << 10,
             bulk_max: 64 << 10,
-            bulk_announced: 4,
             bulk_each: 8,
-            bulk: Bulk::ByLoad,
+            pool_bytes: 4 << 20,
+            pool_quota: 50,
+            pool_reads: 32,
+            pool_straggler_time: 50,
+            classes: BTreeMap::new(),
+            is_pool_in_turn: false,
             quantum: 16 << 10,
-            ring_bytes: 4096,
+            ring_bytes: 2048,
             ring_max: 4 << 20,
+            ingress_bytes: 1024,
+            ingress_max: 32 << 10,
             ring_budget: 32 << 20,
             slab_bytes: 4 << 20,
             workers: 1,
@@ -154,6 +193,8 @@ enum AllowedRange {
     Between(u64, u64),
     /// A power of two in this range.
     Power(u64, u64),
+    /// A multiple of a pool's unit in this range.
+    Multiple(u64, u64),
 }
 
 impl AllowedRange {
@@ -161,6 +202,9 @@ impl AllowedRange {
         match self {
             Self::Between(least, most) => (least..=most).contains(&value),
             Self::Power(least, most) => (least..=most).contains(&value) && value.is_power_of_two(),
+            Self::Multiple(least, most) => {
+                (least..=most).contains(&value) && value.is_multiple_of(UNIT.into())
+            }
         }
     }
 }
@@ -170,6 +214,7 @@ impl fmt::Display for AllowedRange {
         match self {
             Self::Between(least, most) => write!(f, "{least} to {most}"),
             Self::Power(least, most) => write!(f, "a power of two from {least} to {most}"),
+            Self::Multiple(least, most) => write!(f, "a multiple of {UNIT} from {least} to {most}"),
         }
     }
 }
@@ -202,6 +247,8 @@ impl DaemonLimits {
         of(floor, receives)?;
         of(floor, ("qp_group_share", self.qp_group_share))?;
         of(("ring_bytes", self.ring_bytes), ("ring_max", self.ring_max))?;
+        let ingress = ("ingress_bytes", self.ingress_bytes);
+        of(ingress, ("ingress_max", self.ingress_max))?;
         let slab = ("slab_bytes", self.slab_bytes.into());
         pair(slab, ("memory_each", self.memory_each))
     }
@@ -219,19 +266,36 @@ impl DaemonLimits {
         }
     }
 
+    /// Returns the configuration of the receive pool that each worker's part of a domain has.
+    #[must_use]
+    pub fn pool(&self) -> PoolConfig {
+        let each = self.pool_bytes / u64::from(self.workers.max(1));
+        let budget = (each / u64::from(UNIT) * u64::from(UNIT)).max(EXTENT_MAX.into());
+        PoolConfig {
+            budget,
+            reads: self.pool_reads,
+            read_bytes: budget,
+            fragment: self.bulk_max,
+            straggler_time: Duration::from_millis(self.pool_straggler_time.into()),
+            signal_interval: Duration::from_millis(10),
+            is_in_turn: self.is_pool_in_turn,
+            ..PoolConfig::default()
+        }
+    }
+
     /// Returns the values that a key allows, without regard to the others.
     pub(crate) fn allowed(key: &str) -> Option<String> {
         let numbers = Self::default().numbers();
         let number = numbers.into_iter().find(|(name, ..)| *name == key);
         match key {
-            "bulk" => Some("by-load, write or read".to_owned()),
+            "classes" => Some("a table of names, each high, normal or low".to_owned()),
             "poison" => Some("true or false".to_owned()),
             _ => number.map(|(_, _, legal)| legal.to_string()),
         }
     }
 
-    fn numbers(&self) -> [(&'static str, u64, AllowedRange); 23] {
-        use AllowedRange::{Between, Power};
+    fn numbers(&self) -> [(&'static str, u64, AllowedRange); 28] {
+        use AllowedRange::{Between, Multiple, Power};
         let of = |key, value: u32, legal| (key, value.into(), legal);
         let frame = Between(FRAME_MIN.into(), FRAME_MAX.into());
         let floor = crate::credit::FLOOR_MIN.into();
@@ -246,12 +310,21 @@ impl DaemonLimits {
             of("bulk_depth", self.bulk_depth, Between(8, 1024)),
             of("qp_groups_max", self.qp_groups_max, Between(1, 4096)),
             of("bulk_min", self.bulk_min, Between(1, 1 << 30)),
-            of("bulk_max", self.bulk_max, Between(512, 1 << 30)),
-            of("bulk_announced", self.bulk_announced, Between(1, 16)),
+            of("bulk_max", self.bulk_max, Power(4096, 1 << 18)),
             of("bulk_each", self.bulk_each, Between(1, 32)),
+            ("pool_bytes", self.pool_bytes, Multiple(1 << 18, 1 << 30)),
+            of("pool_quota", self.pool_quota, Between(1, 100)),
+            of("pool_reads", self.pool_reads, Between(1, 1024)),
+            of(
+                "pool_straggler_time",
+                self.pool_straggler_time,
+                Between(1, 10_000),
+            ),
             of("quantum", self.quantum, Between(512, 1 << 30)),
             of("ring_bytes", self.ring_bytes, ring),
             of("ring_max", self.ring_max, ring),
+            of("ingress_bytes", self.ingress_bytes, ring),
+            of("ingress_max", self.ingress_max, ring),
             ("ring_budget", self.ring_budget, Between(0, 1 << 42)),
             of("slab_bytes", self.slab_bytes, Power(1 << 16, 1 << 30)),
             ("workers", self.workers.into(), Between(1, 64)),
@@ -303,8 +376,12 @@ mod tests {
                 "ring_bytes is 8388608: at most ring_max, which is 4194304",
             ),
             (
-                "ring_max = 2048",
-                "ring_max is 2048: at least ring_bytes, which is 4096",
+                "ring_max = 1024",
+                "ring_max is 1024: at least ring_bytes, which is 2048",
+            ),
+            (
+                "pool_bytes = 300000",
+                "pool_bytes is 300000: a multiple of 4096 from 262144 to 1073741824",
             ),
             (
                 "ring_bytes = 4097",

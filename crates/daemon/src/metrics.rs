@@ -4,7 +4,9 @@ use std::fmt::Write;
 
 use headworks_verbs::Duration;
 
-use crate::snapshot::{ApplicationSnapshot, DomainSnapshot, QpGroupSnapshot, Snapshot};
+use crate::snapshot::{
+    ApplicationSnapshot, DomainSnapshot, PoolSnapshot, QpGroupSnapshot, Snapshot,
+};
 
 /// Facts about the daemon's process, which the core does not know.
 #[derive(Clone, Debug, PartialEq)]
@@ -39,6 +41,7 @@ pub fn text(snapshot: &Snapshot, process: &ProcessMetrics) -> String {
     text.metric("peers", GAUGE, "Other hosts whose daemons are known.")
         .row(&[], snapshot.peers.len() as f64);
     of_domains(&mut text, snapshot, process);
+    of_pools(&mut text, snapshot, process);
     of_group(&mut text, snapshot, process);
     of_applications(&mut text, snapshot, process);
     text.0
@@ -85,8 +88,61 @@ fn of_domains(text: &mut MetricsText, snapshot: &Snapshot, process: &ProcessMetr
     text.table(&columns, &rows.collect::<Vec<_>>());
 }
 
+fn of_pools(text: &mut MetricsText, snapshot: &Snapshot, process: &ProcessMetrics) {
+    let columns: [Column<PoolSnapshot>; 8] = [
+        ("pool_bytes", GAUGE, "Bytes of the receive pool.", |of| {
+            of.bytes as f64
+        }),
+        (
+            "pool_free_bytes",
+            GAUGE,
+            "Bytes of the receive pool that are free.",
+            |of| of.free as f64,
+        ),
+        (
+            "pool_replaced_bytes",
+            GAUGE,
+            "Bytes of late extents that other memory replaces.",
+            |of| of.replaced as f64,
+        ),
+        (
+            "pool_waiting",
+            GAUGE,
+            "Connections that wait for memory of the receive pool.",
+            |of| of.waiting.iter().sum::<usize>() as f64,
+        ),
+        (
+            "pool_reads_bytes",
+            GAUGE,
+            "Bytes that are being read into the receive pool.",
+            |of| of.read_bytes as f64,
+        ),
+        (
+            "pool_replacements_total",
+            COUNTER,
+            "Late extents that were replaced.",
+            |of| of.replacements as f64,
+        ),
+        (
+            "pool_copies_total",
+            COUNTER,
+            "Times that an application's bytes were copied out of the receive pool.",
+            |of| of.copies as f64,
+        ),
+        (
+            "pool_signals_total",
+            COUNTER,
+            "Signals to other hosts to send more slowly.",
+            |of| of.signals as f64,
+        ),
+    ];
+    let rows = snapshot.domains.iter();
+    let rows = rows.map(|of| (of_tenant(of, process).to_vec(), &of.pool));
+    text.table(&columns, &rows.collect::<Vec<_>>());
+}
+
 fn of_group<'s>(text: &mut MetricsText, snapshot: &'s Snapshot, process: &ProcessMetrics) {
-    let columns: [Column<QpGroupSnapshot>; 8] = [
+    let columns: [Column<QpGroupSnapshot>; 10] = [
         (
             "qp_group_up",
             GAUGE,
@@ -124,16 +180,28 @@ fn of_group<'s>(text: &mut MetricsText, snapshot: &'s Snapshot, process: &Proces
             |of| of.came as f64,
         ),
         (
-            "qp_group_writes_total",
+            "qp_group_reads_total",
             COUNTER,
-            "Pieces of streams that were written to the other host's memory.",
-            |of| of.writes as f64,
+            "Pieces of streams that were read from the other host's memory.",
+            |of| of.reads as f64,
         ),
         (
-            "qp_group_offers_total",
+            "qp_group_announced_total",
             COUNTER,
-            "Pieces of streams that the other host was offered to read.",
-            |of| of.offers as f64,
+            "Transfers that were announced to the other host, which reads them.",
+            |of| of.announced as f64,
+        ),
+        (
+            "qp_group_signals_sent_total",
+            COUNTER,
+            "Signals to the other host to send more slowly.",
+            |of| of.signals.0 as f64,
+        ),
+        (
+            "qp_group_signals_received_total",
+            COUNTER,
+            "Signals of the other host to send more slowly.",
+            |of| of.signals.1 as f64,
         ),
     ];
     let groups = |of: &'s DomainSnapshot| of.groups.iter().map(move |group| (of, group));
@@ -149,7 +217,7 @@ fn of_group<'s>(text: &mut MetricsText, snapshot: &'s Snapshot, process: &Proces
 }
 
 fn of_applications<'s>(text: &mut MetricsText, snapshot: &'s Snapshot, process: &ProcessMetrics) {
-    let columns: [Column<ApplicationSnapshot>; 7] = [
+    let columns: [Column<ApplicationSnapshot>; 12] = [
         (
             "application_connections",
             GAUGE,
@@ -185,6 +253,36 @@ fn of_applications<'s>(text: &mut MetricsText, snapshot: &'s Snapshot, process: 
             COUNTER,
             "Bytes of streams received for an application.",
             |of| of.traffic.received as f64,
+        ),
+        (
+            "application_pooled_bytes_total",
+            COUNTER,
+            "Bytes of streams that were read into the receive pool for an application.",
+            |of| of.traffic.pooled as f64,
+        ),
+        (
+            "application_pool_bytes",
+            GAUGE,
+            "Bytes of the receive pool that an application holds.",
+            |of| of.pool_held.0 as f64,
+        ),
+        (
+            "application_pool_late_bytes",
+            GAUGE,
+            "Bytes of the receive pool that an application has held for long.",
+            |of| of.pool_held.1 as f64,
+        ),
+        (
+            "application_copied_out_bytes_total",
+            COUNTER,
+            "Bytes copied out of the receive pool because an application did not read them.",
+            |of| of.traffic.copied_out as f64,
+        ),
+        (
+            "application_beside_pool_bytes_total",
+            COUNTER,
+            "Bytes read into other memory than the receive pool's, which had none for long.",
+            |of| of.traffic.beside_pool as f64,
         ),
         (
             "application_memory_bytes",
@@ -372,6 +470,7 @@ mod tests {
                     queue_pairs: 2,
                     ..ObjectCounts::default()
                 },
+                pool: PoolSnapshot::default(),
                 groups: vec![QpGroupSnapshot {
                     worker: 0,
                     host: Some("127.0.0.2".parse().unwrap()),
@@ -382,8 +481,9 @@ mod tests {
                     promised: 9,
                     sent: 10,
                     came: 11,
-                    writes: 12,
-                    offers: 13,
+                    reads: 12,
+                    announced: 13,
+                    signals: (1, 2),
                 }],
                 applications: vec![ApplicationSnapshot {
                     session: SessionId(4),
@@ -395,6 +495,7 @@ mod tests {
                         sent,
                         ..Traffic::default()
                     },
+                    pool_held: (8192, 4096),
                     in_use: 4096,
                     allocated: 1 << 22,
                 }],

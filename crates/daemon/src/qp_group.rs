@@ -3,18 +3,19 @@
 
 use std::collections::{BTreeSet, VecDeque};
 
-use headworks_client::{Extent, Vqpn};
+use headworks_client::Vqpn;
 use headworks_ring::group::drr::DeficitRoundRobin;
 use headworks_shm::View;
-use headworks_verbs::{BringUp, BringUpError, DeviceInfo, PostError, Qpn, RemoteAddr};
+use headworks_verbs::{BringUp, BringUpError, DeviceInfo, PostError, Qpn};
 use headworks_wire::{Decoder, Encoder};
 
 use crate::credit::{Credit, FLOOR_MIN, PROMISED_MAX};
-use crate::frame::{FRAME_MAX, FRAME_MIN, HEADER, Header, Kind, Remote};
+use crate::frame::{FRAME_MAX, FRAME_MIN, HEADER, Header, Kind};
+use crate::link_rate::LinkRate;
 use crate::send_queue::{OnCompletion, SendQueue};
 
 /// Version of the frame format.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
 /// Role of a queue pair in its group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,7 +23,7 @@ const VERSION: u32 = 1;
 pub enum QpRole {
     /// Carries frames: short messages and control.
     Frames = 0,
-    /// Carries WRITEs and READs, so that no short frame waits for them.
+    /// Carries READs, and WRITEs of one-sided operations, so that no frame waits for them.
     Bulk = 1,
 }
 
@@ -37,44 +38,6 @@ impl QpRole {
     }
 }
 
-/// A transfer that a peer offered and that is to be READ for a connection.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Fetch {
-    /// Number of the connection.
-    pub number: Vqpn,
-    /// Position in the stream.
-    pub at: u64,
-    /// Memory of the peer to READ from.
-    pub from: Remote,
-    /// Memory to READ into, in order.
-    pub to: Vec<Extent>,
-}
-
-impl Fetch {
-    /// Number of bytes still to be READ.
-    pub(crate) fn left(&self) -> u32 {
-        self.to.iter().map(|extent| extent.len).sum()
-    }
-
-    /// Takes the next piece to READ, of `most` bytes at most: where to, and from where.
-    pub(crate) fn piece(&mut self, most: u32) -> Option<(Extent, RemoteAddr)> {
-        let first = self.to.first_mut()?;
-        let len = first.len.min(most);
-        let piece = first.part(0, len);
-        let from = RemoteAddr {
-            addr: self.from.addr,
-            rkey: self.from.rkey,
-        };
-        // The peer's address may be wrong and wrap: its device refuses access to what is not its memory.
-        self.from.addr = from.plus(len.into()).addr;
-        *first = first.part(len, first.len - len);
-        if first.len == 0 {
-            self.to.remove(0);
-        }
-        Some((piece, from))
-    }
-}
-
 /// A queue-pair group.
 pub struct QpGroup {
     pub(crate) frames: SendQueue,
@@ -85,13 +48,12 @@ pub struct QpGroup {
     pub(crate) drr: DeficitRoundRobin,
     /// Connections that have control frames to send.
     pub(crate) control: VecDeque<Vqpn>,
-    pub(crate) fetches: VecDeque<Fetch>,
-    /// Connections that wait for room for a transfer.
+    /// Connections that wait for room for a one-sided operation.
     pub(crate) waiting: BTreeSet<Vqpn>,
-    /// Total number of pieces of streams that were WRITTEN to the peer's memory, and that it was offered to
-    /// READ.
-    pub(crate) writes: u64,
-    pub(crate) offers: u64,
+    /// Total number of pieces of streams that were READ from the peer's memory, and of transfers that were announced to
+    /// it.
+    pub(crate) fetched: u64,
+    pub(crate) announced: u64,
     /// READs in flight, and the limit for them.
     pub(crate) reads: u32,
     reads_max: u32,
@@ -102,6 +64,15 @@ pub struct QpGroup {
     pub(crate) has_carried: bool,
     /// Whether something was sent that the peer's daemon must react to, and no frame of the peer came since.
     pub(crate) awaits_peer: bool,
+    /// Rate of SENDs and WRITEs on the group.
+    pub(crate) rate: LinkRate,
+    /// Number of times that the peer was told to send more slowly, and that it told this side.
+    pub(crate) signals_sent: u64,
+    pub(crate) signals_came: u64,
+    /// Signals that the rate does not know of.
+    pub(crate) signals_pending: u32,
+    /// Whether the peer is to be told to send more slowly.
+    pub(crate) is_slow_due: bool,
     /// Whether control was told of that, and has not looked since.
     pub(crate) is_watched: bool,
 }
@@ -116,16 +87,20 @@ impl QpGroup {
             credit: Credit::new(promised),
             drr: DeficitRoundRobin::new(quantum),
             control: VecDeque::new(),
-            fetches: VecDeque::new(),
             waiting: BTreeSet::new(),
-            writes: 0,
-            offers: 0,
+            fetched: 0,
+            announced: 0,
             reads: 0,
             reads_max: 1,
             peer_load: 0,
             body_max: 0,
             has_carried: false,
             awaits_peer: false,
+            rate: LinkRate::default(),
+            signals_sent: 0,
+            signals_came: 0,
+            signals_pending: 0,
+            is_slow_due: false,
             is_watched: false,
         }
     }
@@ -289,6 +264,18 @@ impl QpGroup {
         }
     }
 
+    /// Tells the peer to send more slowly.
+    pub(crate) fn slow(&mut self, load: u8) {
+        self.is_slow_due = false;
+        self.signals_sent += 1;
+        let header = Header {
+            load,
+            ..Header::of(Kind::Slow)
+        };
+        let then = OnCompletion::Nothing;
+        self.send(QpRole::Frames, Vqpn::default(), header, 0, then);
+    }
+
     fn tell_now(&mut self, load: u8) {
         let header = Header {
             load,
@@ -302,7 +289,6 @@ impl QpGroup {
     pub(crate) fn forget(&mut self, number: Vqpn) {
         self.drr.forget(number.place() as u32);
         self.control.retain(|other| *other != number);
-        self.fetches.retain(|fetch| fetch.number != number);
         self.waiting.remove(&number);
     }
 

@@ -26,10 +26,10 @@ const REFUSALS: u32 = 1 << 20;
 pub enum OnCompletion {
     /// No further action.
     Nothing,
-    /// A transfer from a connection's memory was made: number of the connection, end of the record.
+    /// A piece of an application's one-sided WRITE was made: number of the connection, end of the record.
     Sent(Vqpn, u64),
-    /// A piece of an offered transfer was READ: number of the connection, position of the transfer, length.
-    Fetched(Vqpn, u64, u32),
+    /// A piece of a transfer was READ: number of the connection.
+    Fetched(Vqpn),
     /// A piece of an application's one-sided READ was made: number of the connection, end of the record.
     Got(Vqpn, u64),
     /// The other end of this connection has been told of exported memory.

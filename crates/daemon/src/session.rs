@@ -3,6 +3,8 @@
 use headworks_client::socket_message::Refusal;
 use headworks_client::{Doorbell, Extent, Vqpn};
 
+use headworks_rxpool::holdings::AppId;
+
 use crate::session_memory::SessionMemory;
 use crate::snapshot::Traffic;
 
@@ -11,6 +13,8 @@ pub(crate) struct Session {
     /// Name that the application chose.
     pub(crate) name: String,
     pub(crate) memory: SessionMemory,
+    /// The application in the receive pool of the worker's part of its domain.
+    pub(crate) app: AppId,
     pub(crate) doorbell: Doorbell,
     /// Memory of the doorbell.
     pub(crate) doorbell_extent: Extent,
@@ -32,6 +36,7 @@ impl Session {
     pub(crate) fn new(
         mut memory: SessionMemory,
         name: String,
+        app: AppId,
         handles: usize,
         is_first: bool,
     ) -> Result<Self, Refusal> {
@@ -41,6 +46,7 @@ impl Session {
         Ok(Self {
             name,
             memory,
+            app,
             doorbell,
             doorbell_extent: extent,
             is_first,

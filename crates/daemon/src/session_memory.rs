@@ -23,6 +23,8 @@ pub struct SessionMemory {
     // The views are dropped before the regions that keep the memory.
     slabs: Slabs,
     regions: Vec<Arc<Region>>,
+    /// Number of the slab of the first region.
+    first: u32,
     shared: Arc<SharedMemory>,
 }
 
@@ -51,10 +53,22 @@ struct MemoryState {
     /// Those of the asked extents that others may use, with the number of uses.
     pinned: BTreeMap<(u32, u64, u32), PinCount>,
     /// Slabs that the application has not been told of.
-    new: Vec<u32>,
+    new: Vec<NewSlab>,
+    /// Number of the first slab. Lower ones are the receive pools of the workers.
+    first: u32,
     /// Whether free memory is filled with a pattern, and how often the pattern was found overwritten.
     poison: bool,
     overwritten: u64,
+}
+
+/// A slab that the application is to be told of.
+pub struct NewSlab {
+    /// Its number.
+    pub number: u32,
+    /// Its memory.
+    pub buffer: Arc<dyn Buffer>,
+    /// Whether the application may only read it.
+    pub is_read_only: bool,
 }
 
 /// Whether an extent lies within memory that the application allocated.
@@ -108,12 +122,14 @@ impl SessionMemory {
             ring_budget: limits.ring_budget,
             pinned: BTreeMap::new(),
             new: Vec::new(),
+            first: limits.workers.into(),
             poison: limits.poison,
             overwritten: 0,
         };
         Self {
             slabs: Slabs::default(),
             regions: Vec::new(),
+            first: limits.workers.into(),
             shared: Arc::new(SharedMemory {
                 state: Mutex::new(state),
                 has_new_slabs: AtomicBool::new(false),
@@ -127,6 +143,7 @@ impl SessionMemory {
         let mut shared = Self {
             slabs: Slabs::default(),
             regions: Vec::new(),
+            first: self.first,
             shared: self.shared.clone(),
         };
         shared.refresh();
@@ -165,7 +182,7 @@ impl SessionMemory {
         }
         drop(state);
         if let Ok(extent) = &taken
-            && extent.slab as usize >= self.regions.len()
+            && self.slabs.slab(extent.slab).is_none()
         {
             self.refresh();
         }
@@ -247,7 +264,7 @@ impl SessionMemory {
             state.pinned.entry(key).or_default().times += 1;
         }
         drop(state);
-        if key.is_some() && extent.slab as usize >= self.regions.len() {
+        if key.is_some() && self.slabs.slab(extent.slab).is_none() {
             self.refresh();
         }
         key.is_some()
@@ -280,13 +297,21 @@ impl SessionMemory {
     }
 
     /// Returns the slabs that were added since the last call.
-    pub fn new_slabs(&mut self) -> Vec<(u32, Arc<dyn Buffer>)> {
+    pub fn new_slabs(&mut self) -> Vec<NewSlab> {
         let mut state = self.state();
         let new = std::mem::take(&mut state.new);
         self.shared.has_new_slabs.store(false, Ordering::Release);
-        new.into_iter()
-            .map(|number| (number, state.regions[number as usize].buffer().clone()))
-            .collect()
+        new
+    }
+
+    /// Has the application told of a receive pool, which it may only read.
+    pub fn add_pool(&mut self, number: u32, buffer: &Arc<dyn Buffer>) {
+        self.state().new.push(NewSlab {
+            number,
+            buffer: buffer.clone(),
+            is_read_only: true,
+        });
+        self.shared.has_new_slabs.store(true, Ordering::Release);
     }
 
     /// All slabs that this user knows of.
@@ -301,12 +326,13 @@ impl SessionMemory {
 
     /// Returns the scatter-gather entry of a checked extent, for a request of this host.
     pub fn sge(&self, extent: Extent) -> Sge {
-        self.regions[extent.slab as usize].sge(extent.offset as usize, extent.len)
+        self.regions[(extent.slab - self.first) as usize].sge(extent.offset as usize, extent.len)
     }
 
     /// Returns the remote address of a checked extent, for a request of the other host.
     pub fn remote(&self, extent: Extent) -> Remote {
-        let remote = self.regions[extent.slab as usize].remote(extent.offset as usize);
+        let remote =
+            self.regions[(extent.slab - self.first) as usize].remote(extent.offset as usize);
         Remote {
             addr: remote.addr,
             rkey: remote.rkey,
@@ -362,7 +388,9 @@ impl MemoryState {
             return Ok(extent);
         }
         let slab_log = self.slab_log.max(log);
-        if self.pool.bytes() + (1 << slab_log) > self.most || self.regions.len() >= Slabs::MAX {
+        if self.pool.bytes() + (1 << slab_log) > self.most
+            || self.first as usize + self.regions.len() >= Slabs::MAX
+        {
             return Err(Refusal::Limit);
         }
         let request = AllocRequest {
@@ -370,6 +398,7 @@ impl MemoryState {
             align: 4096,
             pages: Pages::Ordinary,
             numa_node: None,
+            is_sealed: false,
         };
         let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
         let buffer = self.device.alloc(&request);
@@ -381,12 +410,16 @@ impl MemoryState {
             );
             Refusal::Memory
         })?;
-        let number = self.regions.len() as u32;
+        let number = self.first + self.regions.len() as u32;
         let added = self.slabs.add(number, view_of(&region, 0));
         debug_assert_eq!(added, Ok(()));
+        self.new.push(NewSlab {
+            number,
+            buffer: region.buffer().clone(),
+            is_read_only: false,
+        });
         self.regions.push(Arc::new(region));
         self.pool.add(number, slab_log);
-        self.new.push(number);
         self.pool.take(log).ok_or(Refusal::Memory)
     }
 

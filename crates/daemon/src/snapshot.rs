@@ -26,10 +26,51 @@ pub struct DomainSnapshot {
     pub socket: u16,
     /// Totals of the domain.
     pub object_counts: ObjectCounts,
+    /// Its receive pool: the sum of its workers' parts.
+    pub pool: PoolSnapshot,
     /// Its queue-pair groups.
     pub groups: Vec<QpGroupSnapshot>,
     /// The applications of the domain.
     pub applications: Vec<ApplicationSnapshot>,
+}
+
+/// State of a receive pool.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PoolSnapshot {
+    /// Bytes of the pool.
+    pub bytes: u64,
+    /// Bytes that are free.
+    pub free: u64,
+    /// Bytes of late extents that other memory replaces.
+    pub replaced: u64,
+    /// Connections that wait for memory, for each class, the highest first.
+    pub waiting: [usize; 3],
+    /// READs in flight.
+    pub reads: u32,
+    /// Bytes of these READs.
+    pub read_bytes: u64,
+    /// Number of extents that were ever replaced.
+    pub replacements: u64,
+    /// Number of times that an application's bytes were copied out, because it did not read them.
+    pub copies: u64,
+    /// Number of signals to other hosts to send more slowly.
+    pub signals: u64,
+}
+
+impl std::ops::AddAssign for PoolSnapshot {
+    fn add_assign(&mut self, other: Self) {
+        self.bytes += other.bytes;
+        self.free += other.free;
+        self.replaced += other.replaced;
+        for (waiting, more) in self.waiting.iter_mut().zip(other.waiting) {
+            *waiting += more;
+        }
+        self.reads += other.reads;
+        self.read_bytes += other.read_bytes;
+        self.replacements += other.replacements;
+        self.copies += other.copies;
+        self.signals += other.signals;
+    }
 }
 
 /// State of a queue-pair group: two queue pairs that all connections between two domains share.
@@ -53,10 +94,12 @@ pub struct QpGroupSnapshot {
     pub sent: u64,
     /// Total number of frames received.
     pub came: u64,
-    /// Total number of pieces of streams that this host has WRITTEN to the other host's memory.
-    pub writes: u64,
-    /// Total number of pieces of streams that this host has offered to the other host to READ.
-    pub offers: u64,
+    /// Total number of READs of pieces of streams from the other host's memory.
+    pub reads: u64,
+    /// Total number of transfers that this host has announced to the other host.
+    pub announced: u64,
+    /// Number of signals to send more slowly: sent to the other host, and received from it.
+    pub signals: (u64, u64),
 }
 
 /// State of an application.
@@ -74,6 +117,8 @@ pub struct ApplicationSnapshot {
     pub listeners: usize,
     /// Totals of its traffic.
     pub traffic: Traffic,
+    /// Bytes of the receive pool that it holds, and those of them that it has held for long.
+    pub pool_held: (u64, u64),
     /// Bytes of shared memory that it uses.
     pub in_use: u64,
     /// Bytes of shared memory that are allocated for it.
@@ -87,10 +132,16 @@ pub struct Traffic {
     pub opened: u64,
     /// How many of those were reset, by either end or a failure.
     pub reset: u64,
-    /// Bytes of streams sent: handed to a queue pair, or offered.
+    /// Bytes of streams sent: handed to a queue pair, or announced.
     pub sent: u64,
     /// Bytes of streams received.
     pub received: u64,
+    /// Bytes of those that were READ into the receive pool.
+    pub pooled: u64,
+    /// Bytes copied out of the receive pool, because the application did not read them.
+    pub copied_out: u64,
+    /// Bytes that were READ into other memory than the receive pool's, because that had none for long.
+    pub beside_pool: u64,
 }
 
 /// Numbers of the objects in a domain.
@@ -137,5 +188,8 @@ impl std::ops::AddAssign for Traffic {
         self.reset += other.reset;
         self.sent += other.sent;
         self.received += other.received;
+        self.pooled += other.pooled;
+        self.copied_out += other.copied_out;
+        self.beside_pool += other.beside_pool;
     }
 }

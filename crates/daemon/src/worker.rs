@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use headworks_runtime::ActorContext;
-use headworks_verbs::{CompletionChannel, Qpn};
+use headworks_verbs::{CompletionChannel, Instant, Qpn};
 
 use crate::domain::{Domain, DomainError, Output, WakeUp};
 use crate::ids::DomainId;
@@ -24,6 +24,8 @@ pub struct Worker {
     domains: BTreeMap<DomainId, Domain>,
     /// Parts whose device objects failed, which control has not been told of.
     lost: Vec<(DomainId, DomainError)>,
+    /// What the peers of such parts must be told.
+    last_words: Vec<(DomainId, Output)>,
     domains_made: u64,
     is_armed: bool,
     /// Whether control was asked to take the outputs.
@@ -39,7 +41,9 @@ impl Worker {
             match self.domains.get_mut(&id).map(|domain| domain.step(cx)) {
                 Some(Ok(stepped)) => was_busy |= stepped,
                 Some(Err(error)) => {
-                    self.domains.remove(&id);
+                    let lost = self.domains.remove(&id);
+                    let downs = lost.iter().flat_map(Domain::groups_down);
+                    self.last_words.extend(downs.map(|down| (id, down)));
                     self.lost.push((id, error));
                 }
                 None => {}
@@ -53,6 +57,11 @@ impl Worker {
     /// Returns whether there is no work until an application or the device makes some.
     pub fn is_idle(&self) -> bool {
         self.domains.values().all(Domain::is_idle)
+    }
+
+    /// Returns when the worker must be stepped at the latest.
+    pub fn deadline(&self) -> Option<Instant> {
+        self.domains.values().filter_map(Domain::deadline).min()
     }
 
     /// Arms all wake-ups before sleeping: see [`Daemon::arm`](crate::Daemon::arm).
@@ -112,6 +121,7 @@ impl Worker {
     /// Moves all outputs of all domains behind `to`.
     pub(crate) fn take_outputs(&mut self, to: &mut VecDeque<(DomainId, Output)>) {
         self.is_control_asked = false;
+        to.extend(self.last_words.drain(..));
         for (id, domain) in &mut self.domains {
             to.extend(domain.take_outputs().map(|output| (*id, output)));
         }

@@ -14,7 +14,7 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use application::{Flow, Script};
-use headworks_daemon::limits::{Bulk, DaemonLimits};
+use headworks_daemon::limits::DaemonLimits;
 use headworks_runtime::{
     Actor, ActorOutcome, ActorRegistry, ActorSpec, DeviceOpener, InProcess, RunningScenario,
     Scenario, World, testing,
@@ -394,7 +394,6 @@ fn corrupting_shared_memory_harms_no_other_application() {
             ..Script::default()
         };
         let config = DaemonLimits {
-            bulk: [Bulk::Write, Bulk::Read][seed as usize % 2],
             workers: WORKERS[seed as usize / 2 % 2],
             ..DaemonLimits::default()
         };
@@ -473,7 +472,6 @@ fn memory_is_not_used_again_while_a_transfer_may_reach_it() {
             ..Script::default()
         };
         let config = DaemonLimits {
-            bulk: [Bulk::Write, Bulk::Read][seed as usize / 2 % 2],
             bulk_min: 1000,
             ring_bytes: 16 << 10,
             workers: WORKERS[seed as usize / 4 % 2],

@@ -243,6 +243,7 @@ fn shared(info: &DeviceInfo, is_real: bool) -> Result<Arc<SharedRate>, BoxError>
             len: BYTES,
             huge_pages: HugePages::No,
             numa_node: None,
+            is_sealed: false,
         };
         (Arc::new(SharedSegment::create(&request)?), None)
     };

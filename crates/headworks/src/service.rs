@@ -28,7 +28,8 @@
 //! Dropping a [`Stream`] closes the connection, and everything that was sent still arrives. A connection that is open
 //! when its process ends is reset: the peer receives a part of what was sent, then an error. `std::process::exit` drops
 //! nothing. So a program that calls [`Stream::send_all`] and then `exit` delivers only what the daemon had carried by
-//! then; drop the stream before `exit`. Returning from `main` drops the variables of `main`, but nothing that a thread
+//! then; drop the stream before `exit`. A stream that is dropped with received data that was not read ends with a reset
+//! at the peer, after everything that was sent. Returning from `main` drops the variables of `main`, but nothing that a thread
 //! or a `static` owns.
 //!
 //! # When the daemon restarts
@@ -59,7 +60,8 @@
 //!
 //! # Without copies
 //!
-//! [`Stream::peek`] lends received bytes in place. [`Stream::lend`] sends the contents of a [`SharedMemory`]
+//! [`Stream::peek`] lends received bytes in place. [`Stream::recv_chunk`] returns received bytes that the caller keeps, without
+//! a copy if they lie in the daemon's receive pool. [`Stream::lend`] sends the contents of a [`SharedMemory`]
 //! from [`Service::alloc`] in place.
 
 use std::fmt;
@@ -70,12 +72,13 @@ use std::sync::Arc;
 
 pub use headworks_client::control_block::Transfer;
 pub use headworks_client::socket_message::Refusal;
-pub use headworks_client::{ContractError, Outcome, Reset, Rights};
+pub use headworks_client::{ContractError, DESCRIPTORS as CHUNKS_MAX, Outcome, Reset, Rights};
 use headworks_net::clock;
 use headworks_shm::SegmentError;
 use headworks_verbs::{Duration, Instant};
 
 mod attachment;
+mod chunk;
 mod datagrams;
 mod leader_followers;
 mod listener;
@@ -88,6 +91,7 @@ mod stream;
 mod stream_half;
 
 use attachment::Attachment;
+pub use chunk::{COPIED_MAX, Chunk};
 pub use datagrams::{Datagrams, MESSAGE_MAX, Message};
 pub use listener::Listener;
 pub use pending_connection::PendingConnection;
@@ -165,6 +169,9 @@ pub enum ServiceError {
     /// The message has this many bytes, more than [`MESSAGE_MAX`].
     #[error("a message of {0} bytes: at most {MESSAGE_MAX} are allowed")]
     TooLong(usize),
+    /// A chunk is still kept that is [`CHUNKS_MAX`] pieces of the stream old, so that no further piece can arrive.
+    #[error("a chunk that is {CHUNKS_MAX} pieces old is still kept: drop it")]
+    ChunksKept,
     /// A loan of no bytes, or of more bytes than the memory has.
     #[error("a loan of {len} bytes of {available}: lend 1 to {available} bytes")]
     Loan {
@@ -255,6 +262,7 @@ impl From<ServiceError> for io::Error {
             ServiceError::Operation(Outcome::Denied) => ErrorKind::PermissionDenied,
             ServiceError::Operation(_)
             | ServiceError::TooLong(_)
+            | ServiceError::ChunksKept
             | ServiceError::Loan { .. }
             | ServiceError::ForeignMemory => ErrorKind::InvalidInput,
             ServiceError::DaemonGone => ErrorKind::ConnectionAborted,

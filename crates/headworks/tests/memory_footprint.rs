@@ -130,6 +130,7 @@ fn paced(fabric: &Path, config: PacingConfig) -> Arc<dyn Device> {
         len: shared_state::BYTES,
         huge_pages: HugePages::No,
         numa_node: None,
+        is_sealed: false,
     };
     let segment = Arc::new(SharedSegment::create(&request).expect("a segment"));
     let info = device.info().clone();

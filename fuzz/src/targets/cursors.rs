@@ -16,6 +16,7 @@ fn view() -> View {
             len: LEN,
             huge_pages: HugePages::No,
             numa_node: None,
+            is_sealed: false,
         };
         Arc::new(SharedSegment::create(&request).expect("a page of memory"))
     });

@@ -9,7 +9,7 @@ use headworks_client::connection::Connection;
 use headworks_client::session::Event;
 use headworks_client::socket_message::Refusal;
 use headworks_daemon::ids::{Signal, WatchId};
-use headworks_daemon::limits::{Bulk, DaemonLimits};
+use headworks_daemon::limits::DaemonLimits;
 use headworks_daemon::{Daemon, Identity, Output, PeerId, SessionId};
 use headworks_ring::view_of;
 use headworks_runtime::{ActorContext, StandaloneContext};
@@ -44,8 +44,9 @@ fn config(input: &mut Input<'_>) -> DaemonLimits {
         bulk_depth: 8,
         qp_groups_max: 8,
         bulk_min: 300,
-        bulk_max: 2000,
-        bulk: input.pick(&[Bulk::Write, Bulk::Read]),
+        bulk_max: 4096,
+        pool_bytes: 256 << 10,
+        pool_quota: input.pick(&[1, 100]),
         ring_bytes: 512,
         ring_max: 4096,
         slab_bytes: 64 << 10,

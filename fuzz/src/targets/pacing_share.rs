@@ -24,6 +24,7 @@ pub(super) fn run(bytes: &[u8]) {
         len: BYTES,
         huge_pages: HugePages::No,
         numa_node: None,
+        is_sealed: false,
     };
     let view = View::from(Arc::new(SharedSegment::create(&request).expect("memory")));
     let share = SharedPacing::over(view.clone()).expect("long enough");

@@ -47,6 +47,7 @@ fn header() -> [u8; 32] {
             len: 1,
             huge_pages: HugePages::No,
             numa_node: None,
+            is_sealed: false,
         };
         let segment = SharedSegment::create(&request).expect("a page of memory");
         let mut header = [0; 32];

@@ -132,6 +132,7 @@ impl FakeContext {
                 len,
                 huge_pages: HugePages::No,
                 numa_node: None,
+                is_sealed: false,
             };
             SharedSegment::create(&request).expect("memory")
         };

@@ -246,6 +246,16 @@ impl MetricsSnapshot {
                 domain.size("memory_used_bytes"),
                 domain.size("memory_allocated_bytes"),
             );
+            let _ = writeln!(
+                text,
+                "  receive pool: {} of {} free, {} waiting, {} replaced, {} copies, {} signals",
+                domain.size("pool_free_bytes"),
+                domain.size("pool_bytes"),
+                domain.number("pool_waiting"),
+                domain.size("pool_replaced_bytes"),
+                domain.number("pool_copies_total"),
+                domain.number("pool_signals_total"),
+            );
             self.qp_groups_of(&mut text, domain, earlier);
             self.applications_of(&mut text, domain, earlier);
         }
@@ -313,14 +323,23 @@ impl MetricsSnapshot {
         own.sort_by(|(_, one), (_, other)| traffic_of(other).total_cmp(&traffic_of(one)));
         let _ = writeln!(
             text,
-            "  {:>8} {:24} {:>11} {:>6} {:>9} {:>6} {:>14} {:>14} {:>10}",
-            "PID", "NAME", "CONNECTIONS", "PORTS", "OPENED", "RESET", "SENT", "RECEIVED", "MEMORY"
+            "  {:>8} {:24} {:>11} {:>6} {:>9} {:>6} {:>14} {:>14} {:>10} {:>10}",
+            "PID",
+            "NAME",
+            "CONNECTIONS",
+            "PORTS",
+            "OPENED",
+            "RESET",
+            "SENT",
+            "RECEIVED",
+            "POOL",
+            "MEMORY"
         );
         for (labels, row) in own {
             let rate = |name| rate(row, labels, name, earlier, |look| &look.applications);
             let _ = writeln!(
                 text,
-                "  {:>8} {:24} {:>11} {:>6} {:>9} {:>6} {:>14} {:>14} {:>10}",
+                "  {:>8} {:24} {:>11} {:>6} {:>9} {:>6} {:>14} {:>14} {:>10} {:>10}",
                 row.label("pid"),
                 row.label("name"),
                 row.number("connections"),
@@ -329,6 +348,7 @@ impl MetricsSnapshot {
                 row.number("reset_connections_total"),
                 rate("sent_bytes_total").shown(bytes),
                 rate("received_bytes_total").shown(bytes),
+                row.size("pool_bytes"),
                 row.size("memory_bytes"),
             );
         }
@@ -442,14 +462,15 @@ mod tests {
         assert_eq!(words(&other, "127.0.0.2")[2], "-");
         assert_eq!(
             words(SAID, "9 kv"),
-            ["9", "kv", "-", "-", "-", "-", "2.0", "KiB", "-", "-"]
+            ["9", "kv", "-", "-", "-", "-", "2.0", "KiB", "-", "-", "-"]
         );
         let text =
             drawn("headworks_info{address=\"127.0.0.1\"} 1\nheadworks_peers{user=\"7\"} 1\n");
         assert_eq!(
             text,
             "127.0.0.1 on -, up -: 0 applications, - connections, 0 queue-pair groups, - queue pairs; draining -\n\n\
-             user 7: - connections, - queue pairs, - of - receives promised, - of - used\n"
+             user 7: - connections, - queue pairs, - of - receives promised, - of - used\n  \
+             receive pool: - of - free, - waiting, - replaced, - copies, - signals\n"
         );
     }
 

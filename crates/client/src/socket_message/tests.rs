@@ -89,15 +89,18 @@ fn reply() -> impl Strategy<Value = Reply> {
         (number(), number())
             .prop_map(|(request, export_id)| Reply::Exported { request, export_id }),
         number().prop_map(|request| Reply::Revoked { request }),
-        (0..4u16, extent(), number(), address()).prop_map(
+        (any::<u16>(), extent(), number(), address()).prop_map(
             |(version, doorbell, handles, address)| Reply::Attached {
                 version,
                 doorbell,
                 handles,
-                address: (version >= ADDRESS_SINCE).then(|| address.ip()),
+                address: address.ip(),
             }
         ),
-        number().prop_map(|number| Reply::Slab { number }),
+        (number(), any::<bool>()).prop_map(|(number, is_read_only)| Reply::Slab {
+            number,
+            is_read_only,
+        }),
         (number(), end()).prop_map(|(request, end)| Reply::Connected { request, end }),
         (number(), number(), any::<u16>()).prop_map(|(request, listener, port)| {
             Reply::Listening {

@@ -6,15 +6,14 @@ use std::sync::Arc;
 use headworks_client::Reset;
 use headworks_client::socket_message::VERSION as CONTRACT;
 use headworks_client::socket_message::{
-    ADDRESS_SINCE, DOORBELLS_SINCE, Refusal, Reply, Request, VERSION_OLDEST as CONTRACT_OLDEST,
+    Refusal, Reply, Request, VERSION_OLDEST as CONTRACT_OLDEST,
 };
 use headworks_verbs::Buffer;
 use slab::Slab;
 
 use super::{
-    Client, ClientSession, Daemon, EPHEMERAL, Listener, Output, PeerId, SessionId, Signal, WatchId,
+    Client, ClientSession, Daemon, EPHEMERAL, Listener, Output, SessionId, Signal, WatchId,
 };
-use crate::control::EXPORTS_SINCE;
 use crate::ids::{DomainPart, WorkerId};
 use crate::session_memory::{MemoryObserver, SessionMemory};
 
@@ -100,13 +99,6 @@ impl Daemon {
             return Ok(());
         };
         let agreed = version.min(CONTRACT);
-        if self.config.workers > 1 && agreed < DOORBELLS_SINCE {
-            tracing::warn!(
-                "an application was built with a library that knows daemons of one worker only; build it anew, or \
-                 configure workers = 1"
-            );
-            return Err(Refusal::Version);
-        }
         let worker = WorkerId::FIRST;
         let at = DomainPart { worker, domain: id };
         self.make_part(at)?;
@@ -148,7 +140,7 @@ impl Daemon {
             version: agreed,
             doorbell,
             handles: self.config.connections_each,
-            address: Some(address).filter(|_| agreed >= ADDRESS_SINCE),
+            address,
         };
         self.tell(session, attached);
         Ok(())
@@ -253,15 +245,9 @@ impl Daemon {
             } => {
                 let place = self.place_of(session, handle);
                 let (at, number) = place.ok_or(Refusal::Misuse)?;
-                let group = self.in_part(at, |part| part.group_of_handle(number, handle));
-                let peer = group.flatten().map(|group| PeerId(group.peer));
-                let peer = peer.and_then(|peer| self.peers.get(&peer));
-                let exported = match peer.is_none_or(|of| of.version >= EXPORTS_SINCE) {
-                    true => self
-                        .in_part(at, |part| part.export(number, handle, extent, rights))
-                        .unwrap_or(Err(Refusal::Misuse)),
-                    false => Err(Refusal::Version),
-                };
+                let exported = self
+                    .in_part(at, |part| part.export(number, handle, extent, rights))
+                    .unwrap_or(Err(Refusal::Misuse));
                 let reply = match exported {
                     Ok(export_id) => Reply::Exported { request, export_id },
                     Err(Refusal::Misuse) => return Err(Refusal::Misuse),
@@ -445,9 +431,12 @@ impl Daemon {
         if !of.memory.has_new_slabs() {
             return;
         }
-        for (number, slab) in of.memory.new_slabs() {
-            let packet = Reply::Slab { number }.encode();
-            self.send(session, packet, Some(slab));
+        for slab in of.memory.new_slabs() {
+            let reply = Reply::Slab {
+                number: slab.number,
+                is_read_only: slab.is_read_only,
+            };
+            self.send(session, reply.encode(), Some(slab.buffer));
         }
     }
 

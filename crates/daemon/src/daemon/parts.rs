@@ -177,7 +177,7 @@ impl Daemon {
         let mut worker = shared.lock_for_control();
         if worker.domain(at.domain).is_none() {
             let limits = self.config.of_each_worker();
-            let part = Domain::new(at.domain, tenant, &self.device, &pd, &limits);
+            let part = Domain::new(at.domain, tenant, at.worker, (&self.device, &pd), &limits);
             worker.add(at.domain, part.map_err(refuse)?);
             self.wake_if_armed(at.worker, &worker);
         }

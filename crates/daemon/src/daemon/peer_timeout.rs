@@ -11,7 +11,7 @@ use headworks_client::Reset;
 use headworks_verbs::{Duration, Instant};
 
 use super::{Daemon, DomainPart, Output, PeerId};
-use crate::control::{Message, PING_SINCE};
+use crate::control::Message;
 #[cfg(doc)]
 use crate::limits::DaemonLimits;
 
@@ -68,7 +68,7 @@ impl Daemon {
         let Some(of) = self.peers.get_mut(&peer) else {
             return;
         };
-        if of.version >= PING_SINCE && of.watch.is_none() {
+        if of.watch.is_none() {
             let watch = PeerWatch::new(now, every);
             let until = self.watches_until.unwrap_or(watch.at);
             (of.watch, self.watches_until) = (Some(watch), Some(until.min(watch.at)));

@@ -5,10 +5,12 @@ use std::collections::VecDeque;
 use headworks_client::socket_message::Reply;
 use headworks_client::{Extent, Reset, Vqpn};
 use headworks_shm::WakeBy;
+use headworks_verbs::Instant;
 
 use super::{Domain, Output, QpGroupEntry};
 use crate::connection::Connection;
 use crate::ids::Signal;
+use crate::pool::DomainPool;
 use crate::session::Session;
 
 /// A queue-pair group, and the list of groups that have something to do.
@@ -40,6 +42,9 @@ pub(super) struct ConnectionContext<'d> {
     /// `None` once the group has failed.
     pub(super) group: Option<GroupContext<'d>>,
     pub(super) outputs: &'d mut VecDeque<Output>,
+    /// The receive pool of this part of the domain.
+    pub(super) pool: &'d mut DomainPool,
+    pub(super) now: Instant,
 }
 
 impl Domain {
@@ -65,6 +70,8 @@ impl Domain {
             session,
             group,
             outputs: &mut self.outputs,
+            pool: &mut self.pool,
+            now: self.now,
         })
     }
 
@@ -92,10 +99,14 @@ impl ConnectionContext<'_> {
     /// Does what [`Domain::attend`] says, except that the connection is not removed.
     fn update(&mut self) {
         self.connection.settle();
+        if !self.connection.is_alive() {
+            self.connection.ingress.give_up();
+        }
         if self.connection.is_refused() {
             self.connection.cut(Reset::ByPeer);
             self.group = None;
         }
+        self.collect();
         if self.connection.is_untouched() {
             for (extent, request) in self.connection.exports.end() {
                 self.unexport(extent, request);
@@ -109,6 +120,14 @@ impl ConnectionContext<'_> {
         if !self.connection.is_alive() {
             self.hang_up();
         }
+    }
+
+    /// Frees memory that the application no longer uses.
+    pub(super) fn collect(&mut self) {
+        let (number, app) = (self.connection.number, self.session.app);
+        let memory = &mut self.session.memory;
+        let ingress = &mut self.connection.ingress;
+        ingress.collect(number, (self.pool, app), memory, Some(self.now));
     }
 
     /// Wakes the application, if it waits for what has changed.

@@ -27,17 +27,13 @@ impl<T> DrainingQps<T> {
         self.all.push_back((self.polled + self.holds, one));
     }
 
-    /// Drops the items that may go, after a poll that returned `count` completions. 0 means that the queue
+    /// Returns the items that may go, after a poll that returned `count` completions. 0 means that the queue
     /// was empty.
-    pub(super) fn polled(&mut self, count: usize) {
-        if count == 0 {
-            self.all.clear();
-            return;
-        }
+    pub(super) fn polled(&mut self, count: usize) -> impl Iterator<Item = T> {
         self.polled += count as u64;
-        let may_go = |one: &(u64, T)| one.0 <= self.polled;
+        let may_go = |one: &(u64, T)| count == 0 || one.0 <= self.polled;
         let count = self.all.iter().take_while(|one| may_go(one)).count();
-        self.all.drain(..count);
+        self.all.drain(..count).map(|(_, one)| one)
     }
 }
 
@@ -52,7 +48,7 @@ mod tests {
         let one = Rc::new(());
         for _ in 0..1000 {
             dying.push(one.clone());
-            dying.polled(10);
+            dying.polled(10).for_each(drop);
             assert!(Rc::strong_count(&one) <= 1 + 10);
         }
         assert_eq!(
@@ -60,7 +56,7 @@ mod tests {
             10,
             "none goes before all its completions were polled"
         );
-        dying.polled(0);
+        dying.polled(0).for_each(drop);
         assert_eq!(Rc::strong_count(&one), 1);
     }
 }

@@ -4,7 +4,7 @@ use headworks_client::socket_message::Refusal;
 use headworks_client::{Reset, Vqpn};
 use headworks_verbs::{QpAttr, QpCaps, QpInit, QpState, QpType, Qpn, ResourceError};
 
-use super::{Domain, Output, QpGroupEntry, QpGroupKey};
+use super::{Domain, FailedGroup, Output, QpGroupEntry, QpGroupKey};
 use crate::qp_group::{QpGroup, QpRole};
 use crate::send_queue::SendQueue;
 
@@ -109,7 +109,7 @@ impl Domain {
             SendQueue::new(&*self.device, &*self.pd, qp, depth, bytes)
         };
         let frames = channel(self.config.frame_depth, self.config.frame_bytes)?;
-        // Frames on this queue pair only announce WRITEs and carry no data.
+        // This queue pair carries no frames.
         let bulk = channel(self.config.bulk_depth, 64)?;
         Ok(QpGroup::new(frames, bulk, promised, self.config.quantum))
     }
@@ -200,6 +200,17 @@ impl Domain {
         }
     }
 
+    /// Returns what tells the peers that all groups are down, because this part of the domain is lost. A peer that waits
+    /// for something learns it in no other way.
+    pub(crate) fn groups_down(&self) -> Vec<Output> {
+        let all = self.groups.iter();
+        let downs = all.map(|(_, entry)| Output::QpGroupDown {
+            group: entry.key,
+            instance: entry.instance,
+        });
+        downs.collect()
+    }
+
     /// Fails all groups with a host whose stream has ended.
     pub fn fail_peer(&mut self, peer: u64, why: Reset) {
         let keys = self.by_key.iter().filter(|(key, _)| key.peer == peer);
@@ -239,8 +250,6 @@ impl Domain {
                 );
             }
         }
-        // Completions of receives that its queue pairs have taken are still to be polled.
-        self.dying.push(failed);
         let numbers = self.connections_of(at);
         for number in numbers {
             if let Some(connection) = self.connections.get_mut(number) {
@@ -248,6 +257,11 @@ impl Domain {
             }
             self.attend(number);
         }
+        // Completions of receives that its queue pairs have taken are still to be polled.
+        self.dying.push(FailedGroup {
+            _group: failed,
+            lost: self.pool.take_lost(),
+        });
     }
 
     /// Notes that the group of a queue pair has carried a frame, in either direction.

@@ -8,9 +8,7 @@ use headworks_verbs::{Completion, Opcode};
 
 use super::Domain;
 use super::context::ConnectionContext;
-use crate::frame::{ATOMIC, Atomic, HEADER, Header, Kind, OFFER, RING, Remote};
-use crate::ingress::FETCHING_MAX;
-use crate::qp_group::Fetch;
+use crate::frame::{ATOMIC, Atomic, HEADER, Header, Kind, MEMORY, Remote};
 
 /// Maximum number of answers of a connection that wait to be sent. A correct peer has fewer atomics under
 /// way.
@@ -46,8 +44,13 @@ impl Domain {
         group.awaits_peer = false;
         self.prove(at);
         self.activate(at);
-        if header.kind == Kind::Tell {
-            return;
+        match header.kind {
+            Kind::Tell => return,
+            Kind::Slow => {
+                self.slow_down(at);
+                return;
+            }
+            _ => {}
         }
         let number = Vqpn::from_bits(completion.imm.unwrap_or(u32::MAX));
         let connection = self.connections.get(number);
@@ -58,7 +61,7 @@ impl Domain {
     }
 
     fn receive_frame(&mut self, number: Vqpn, header: Header, body: (&View, usize)) {
-        let ring_max = self.config.ring_max;
+        let ring_max = self.config.ingress_max;
         let Some(mut context) = self.context(number) else {
             return;
         };
@@ -67,34 +70,28 @@ impl Domain {
         self.attend(number);
     }
 
-    /// Handles the completion of a READ of a piece.
-    pub(super) fn fetched(&mut self, at: usize, number: Vqpn, position: u64, bytes: u32) {
+    /// Handles the completion of a READ of a piece of a transfer.
+    pub(super) fn fetched(&mut self, at: usize, number: Vqpn) {
         if let Some(entry) = self.groups.get_mut(at) {
             entry.group.reads = entry.group.reads.saturating_sub(1);
         }
-        self.fetched_or_not(number, position, bytes);
-    }
-
-    /// Counts a piece of a transfer as READ: it was READ, or the READ was skipped because the application has
-    /// closed the connection. Once all pieces are counted, the transfer is reported to the peer as done.
-    pub(super) fn fetched_or_not(&mut self, number: Vqpn, position: u64, bytes: u32) {
-        let Some(ConnectionContext {
-            connection,
-            session,
-            ..
-        }) = self.context(number)
-        else {
+        let Some(mut context) = self.context(number) else {
+            debug_assert!(false, "a connection stays while something is READ for it");
             return;
         };
-        match connection.ingress.fetched(position, bytes) {
-            Ok(None) => {}
-            Ok(Some((len, _))) => {
-                connection.came();
-                connection.fetched.push_back((position, len));
-                session.traffic.received += u64::from(len);
-            }
-            Err(_) => connection.reset(Reset::Protocol, false),
-        }
+        let is_over = !context.connection.is_alive();
+        let now = context.now;
+        let session = &mut *context.session;
+        let ingress = &mut context.connection.ingress;
+        let bytes = ingress.read_done(
+            is_over,
+            (context.pool, session.app),
+            &mut session.memory,
+            now,
+        );
+        session.traffic.received += u64::from(bytes);
+        context.connection.came();
+        context.want_memory();
         self.attend(number);
     }
 }
@@ -102,7 +99,7 @@ impl Domain {
 impl ConnectionContext<'_> {
     /// Handles a frame for the connection. Returns the number of bytes that it copied.
     fn receive(&mut self, header: Header, body: (&View, usize), ring_max: u32) -> u32 {
-        let is_data = matches!(header.kind, Kind::Data | Kind::Wrote | Kind::Offer);
+        let is_data = matches!(header.kind, Kind::Data | Kind::Announce);
         let connection = &mut *self.connection;
         let is_left = connection.is_left();
         if is_data && (is_left || !connection.is_alive()) {
@@ -111,16 +108,15 @@ impl ConnectionContext<'_> {
                 return 0;
             }
         }
-        connection.egress.meet();
         let widens = matches!(header.kind, Kind::Data | Kind::Window);
         if widens && connection.egress.widen(header.window) {
             self.schedule();
         }
         let is_legal = match header.kind {
-            Kind::Tell => true,
-            Kind::Data | Kind::Wrote | Kind::Offer => self.data(header, body),
-            Kind::Fetched => self.offer_read(header),
-            Kind::Window => self.window(header, body),
+            Kind::Tell | Kind::Slow | Kind::Window => true,
+            Kind::Data => self.data(header, body),
+            Kind::Announce => self.announce(header, body),
+            Kind::Fetched => self.transfers_read(header),
             Kind::Export => self.export(header, body),
             Kind::Revoke => {
                 let export_id = u32::try_from(header.at);
@@ -154,7 +150,7 @@ impl ConnectionContext<'_> {
             connection.reset(Reset::Protocol, false);
         }
         if is_data {
-            if is_legal && header.kind != Kind::Offer {
+            if is_legal && header.kind == Kind::Data {
                 self.session.traffic.received += u64::from(header.len);
             }
             let most = if is_left { 0 } else { ring_max };
@@ -166,77 +162,49 @@ impl ConnectionContext<'_> {
         }
     }
 
-    /// Handles bytes of the stream: in the frame, WRITTEN before it, or offered. Returns whether they are legal.
+    /// Handles bytes of the stream. Returns whether they are legal.
     fn data(&mut self, header: Header, body: (&View, usize)) -> bool {
-        let (position, len) = (header.at, header.len);
         let connection = &mut *self.connection;
-        if connection.is_left() {
-            // Nobody reads these bytes: they are counted and discarded.
-            let is_offer = header.kind == Kind::Offer;
-            let may_answer = !is_offer || connection.fetched.len() < FETCHING_MAX;
-            let is_legal = may_answer && connection.ingress.wrote(position, len).is_ok();
-            if is_offer && is_legal {
-                connection.fetched.push_back((position, len));
-            }
-            return is_legal;
-        }
-        match header.kind {
-            Kind::Data => {
-                let memory = &self.session.memory;
-                let came = connection.ingress.data(position, len, memory, body);
-                connection.came();
-                came.is_ok()
-            }
-            Kind::Wrote => {
-                let came = connection.ingress.wrote(position, len);
-                connection.came();
-                came.is_ok()
-            }
-            _ => {
-                let mut bytes = [0; OFFER];
-                let from = body.0.read(body.1, &mut bytes);
-                let from = from.ok();
-                let from = from.and_then(|()| Remote::parse_offer(&bytes, len).ok());
-                let to = connection.ingress.fetch(position, len);
-                let (Some(from), Ok(to), Some(group)) = (from, to, &mut self.group) else {
-                    return false;
-                };
-                group.entry.group.fetches.push_back(Fetch {
-                    number: connection.number,
-                    at: position,
-                    from,
-                    to,
-                });
-                true
-            }
-        }
+        let memory = &self.session.memory;
+        let came = connection.ingress.data(header.at, header.len, memory, body);
+        connection.came();
+        came.is_ok()
     }
 
-    /// Handles the news that the peer has READ what it was offered. Returns whether it was.
-    fn offer_read(&mut self, header: Header) -> bool {
-        let fetched = self.connection.egress.fetched(header.at, header.len);
+    /// Handles the announcement of a transfer. Returns whether it is legal.
+    fn announce(&mut self, header: Header, body: (&View, usize)) -> bool {
+        let mut bytes = [0; MEMORY];
+        let from = body.0.read(body.1, &mut bytes).ok();
+        let from = from.and_then(|()| Remote::parse_memory(&bytes, header.len).ok());
+        let ingress = &mut self.connection.ingress;
+        let announced = from.map(|from| ingress.announce(header.at, from));
+        if !matches!(announced, Some(Ok(()))) {
+            return false;
+        }
+        self.pool.announced();
+        if self.connection.is_left() {
+            // Nobody reads these bytes: they are counted as READ.
+            self.connection.ingress.give_up();
+            self.connection.came();
+            return true;
+        }
+        self.want_memory();
+        true
+    }
+
+    /// Handles the news that the peer has READ transfers. Returns whether there were any.
+    fn transfers_read(&mut self, header: Header) -> bool {
+        let fetched = self.connection.egress.fetched(header.at);
         // There may be room for another transfer.
         self.schedule();
         fetched.is_ok() || !self.connection.is_alive()
     }
 
-    /// Handles a window update of the peer, which may announce a new ring. Returns whether it is legal.
-    fn window(&mut self, header: Header, body: (&View, usize)) -> bool {
-        if header.len == 0 {
-            return true;
-        }
-        let mut bytes = [0; RING];
-        let ring = body.0.read(body.1, &mut bytes).ok();
-        let ring = ring.and_then(|()| Remote::parse_ring(&bytes).ok());
-        let ring = ring.map(|(ring, from)| self.connection.egress.retarget(ring, from));
-        matches!(ring, Some(Ok(()))) || !self.connection.is_alive()
-    }
-
     /// Handles an export of the peer. Returns whether it is legal.
     fn export(&mut self, header: Header, body: (&View, usize)) -> bool {
-        let mut bytes = [0; OFFER];
+        let mut bytes = [0; MEMORY];
         let memory = body.0.read(body.1, &mut bytes).ok();
-        let memory = memory.and_then(|()| Remote::parse_offer(&bytes, header.len).ok());
+        let memory = memory.and_then(|()| Remote::parse_memory(&bytes, header.len).ok());
         let (Some(memory), Ok(export_id)) = (memory, u32::try_from(header.at)) else {
             return false;
         };

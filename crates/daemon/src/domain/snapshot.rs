@@ -3,8 +3,11 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
+use headworks_verbs::Instant;
+
 use super::Domain;
-use crate::snapshot::{ObjectCounts, QpGroupSnapshot, Traffic};
+use crate::session::Session;
+use crate::snapshot::{ObjectCounts, PoolSnapshot, QpGroupSnapshot, Traffic};
 
 impl Domain {
     /// Counts the connections, queue pairs and receives of this part. Sessions and their memory belong to all parts
@@ -43,15 +46,26 @@ impl Domain {
             promised: entry.group.credit.outstanding(),
             sent: entry.group.credit.sent(),
             came: entry.group.credit.got(),
-            writes: entry.group.writes,
-            offers: entry.group.offers,
+            reads: entry.group.fetched,
+            announced: entry.group.announced,
+            signals: (entry.group.signals_sent, entry.group.signals_came),
         });
         groups.collect()
     }
 
-    /// Returns the number of ends of connections that a session has in this part, and the totals of its traffic.
-    pub fn traffic(&self, session: usize) -> (usize, Traffic) {
-        let session = self.sessions.get(session);
-        session.map_or_else(Default::default, |one| (one.handles.len(), one.traffic))
+    /// Returns the state of the receive pool.
+    pub fn pool(&self) -> PoolSnapshot {
+        self.pool.snapshot()
+    }
+
+    /// Returns the number of ends of connections that a session has in this part, the totals of its traffic, and what it
+    /// holds of the receive pool: bytes, and those that it has held for long.
+    pub fn traffic(&mut self, session: usize, now: Instant) -> (usize, Traffic, (u64, u64)) {
+        let (session, pool) = (self.sessions.get(session), &mut self.pool);
+        let of = |one: &Session| {
+            let held = pool.used(one.app, now);
+            (one.handles.len(), one.traffic, held)
+        };
+        session.map_or_else(Default::default, of)
     }
 }

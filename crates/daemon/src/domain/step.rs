@@ -17,9 +17,6 @@ mod tests;
 
 /// Turns that a group gets in one step.
 const TURNS: usize = 32;
-/// Bytes of WRITEs and offers that a group begins in one step, and likewise of READs. The bound keeps short
-/// messages from waiting.
-const MOVED: u32 = 128 << 10;
 /// Steps between two looks at what peers have to react to, in a domain that never sleeps.
 const WATCH_EVERY: u32 = 1 << 14;
 
@@ -30,12 +27,24 @@ impl Domain {
     ///
     /// [`DomainError`]: the device has failed, and everything in the domain with it.
     pub fn step(&mut self, cx: &mut ActorContext<'_>) -> Result<bool, DomainError> {
+        // The clock is read only while something depends on the time.
+        if self.pool.is_active() || !self.slowed.is_empty() {
+            self.now = cx.now();
+        }
         let mut was_busy = self.poll()?;
         // Receives must be posted before they are announced to a peer.
         self.receives
             .flush()
             .map_err(crate::receives::GrowError::from)?;
         was_busy |= self.check_doorbells();
+        if self.pool.is_active() || !self.moving_out.is_empty() {
+            self.now = cx.now();
+            was_busy |= self.land();
+        }
+        if !self.slowed.is_empty() {
+            self.now = cx.now();
+            self.pace();
+        }
         was_busy |= self.serve_groups();
         if self.copied > 0 {
             cx.copied(std::mem::take(&mut self.copied));
@@ -89,6 +98,7 @@ impl Domain {
                 .sessions
                 .iter()
                 .all(|(_, session)| session.is_gone || session.doorbell.is_quiet())
+            && self.moving_out.is_empty()
     }
 
     fn poll(&mut self) -> Result<bool, DomainError> {
@@ -113,7 +123,9 @@ impl Domain {
                 // Whichever group used the receive, it is posted again.
                 receive.into_iter().for_each(|one| self.receives.again(one));
             }
-            self.dying.polled(count);
+            for failed in self.dying.polled(count) {
+                self.pool.drained(failed.lost);
+            }
         }
         self.completions = completions;
         Ok(polled? > 0)
@@ -148,9 +160,7 @@ impl Domain {
                         self.attend(number);
                     }
                 }
-                OnCompletion::Fetched(number, position, bytes) => {
-                    self.fetched(at, number, position, bytes);
-                }
+                OnCompletion::Fetched(number) => self.fetched(at, number),
                 OnCompletion::Got(number, end) => {
                     if let Some(entry) = self.groups.get_mut(at) {
                         entry.group.reads = entry.group.reads.saturating_sub(1);
@@ -193,7 +203,7 @@ impl Domain {
     }
 
     fn touched(&mut self, number: Vqpn) {
-        let ring_max = self.config.ring_max;
+        let ring_max = self.config.ingress_max;
         let Some(mut context) = self.context(number) else {
             return;
         };
@@ -205,6 +215,9 @@ impl Domain {
             self.misused(number);
             return;
         }
+        context.collect();
+        context.want_memory();
+        let connection = &mut *context.connection;
         connection
             .ingress
             .grow(&mut context.session.memory, ring_max);
@@ -249,7 +262,7 @@ impl Domain {
         let Some(entry) = self.groups.get_mut(at).filter(|one| one.group.is_up()) else {
             return false;
         };
-        let load = self.load.of_255();
+        let (load, now) = (self.load.of_255(), self.now);
         let mut changed = Vec::new();
         while entry.group.may_send() {
             let Some(number) = entry.group.control.pop_front() else {
@@ -263,11 +276,12 @@ impl Domain {
                 changed.push(number);
             }
         }
-        self.fetch(at);
+        if entry.group.is_slow_due && entry.group.may_send() {
+            entry.group.slow(load);
+        }
         let mut is_blocked = false;
         let mut turns = 0;
-        let mut moved = 0;
-        while turns < TURNS && moved < MOVED && !is_blocked {
+        while turns < TURNS && !is_blocked {
             let Some(entry) = self.groups.get_mut(at) else {
                 break;
             };
@@ -278,6 +292,11 @@ impl Domain {
                 }
                 continue;
             };
+            if !entry.group.rate.may_send(now) {
+                // The group is woken when it may send again.
+                is_blocked = true;
+                break;
+            }
             turns += 1;
             let number = self.connections.at(place);
             let connection = number.and_then(|number| self.connections.get_mut(number));
@@ -298,15 +317,17 @@ impl Domain {
                 Ok(SendStep::Framed(bytes)) => {
                     self.copied += u64::from(bytes);
                     session.traffic.sent += u64::from(bytes);
+                    group.rate.sent(bytes);
                     group.drr.spent(bytes);
                     changed.push(number);
                 }
-                Ok(SendStep::Bulk(bytes)) => {
-                    moved += bytes;
+                Ok(SendStep::Announced(bytes)) => {
                     session.traffic.sent += u64::from(bytes);
-                    group.drr.spent(bytes);
+                    // The receiver decides when these bytes are carried. The turn is over.
+                    group.drr.spent(bytes.min(self.config.quantum));
                 }
                 Ok(SendStep::Asked(bytes)) => {
+                    group.rate.sent(bytes);
                     group.drr.spent(bytes);
                     changed.push(number);
                 }
@@ -337,55 +358,9 @@ impl Domain {
             return true;
         }
         let group = &self.groups[at].group;
-        let may_fetch = !group.fetches.is_empty() && group.may_read();
         // The next step posts requests that a full queue pair did not take.
         group.has_staged()
-            || may_fetch
             || !is_blocked
                 && (group.drr.is_waited_for() || (group.may_send() && !group.control.is_empty()))
-    }
-
-    /// Posts READs of what peers offered.
-    fn fetch(&mut self, at: usize) {
-        let mut moved = 0;
-        while moved < MOVED
-            && let Some(entry) = self.groups.get_mut(at)
-        {
-            let group = &mut entry.group;
-            if !group.may_read() {
-                break;
-            }
-            let Some(fetch) = group.fetches.front_mut() else {
-                break;
-            };
-            let (number, position) = (fetch.number, fetch.at);
-            let Some(connection) = self.connections.get_mut(number) else {
-                group.fetches.pop_front();
-                continue;
-            };
-            if connection.is_left() && connection.is_alive() {
-                let unread = fetch.left();
-                group.fetches.pop_front();
-                connection.comes_late();
-                self.fetched_or_not(number, position, unread);
-                continue;
-            }
-            let session = self.sessions.get(connection.place.session);
-            let (Some(session), true) = (session, connection.is_alive()) else {
-                connection.ingress.give_up(position, fetch.left());
-                group.fetches.pop_front();
-                connection.comes_late();
-                self.attend(number);
-                continue;
-            };
-            let Some((piece, from)) = fetch.piece(self.config.bulk_max) else {
-                group.fetches.pop_front();
-                continue;
-            };
-            let then = OnCompletion::Fetched(number, position, piece.len);
-            group.bulk.read(session.memory.sge(piece), from, then);
-            group.reads += 1;
-            moved += piece.len;
-        }
     }
 }

@@ -12,7 +12,7 @@ use std::thread::JoinHandle;
 
 use headworks_net::{EventFd, WaitPhase, Waiter, WakeReason, clock};
 use headworks_runtime::ActorContext;
-use headworks_verbs::CompletionChannel;
+use headworks_verbs::{CompletionChannel, Instant};
 use rustix::event::{PollFd, PollFlags};
 
 use super::poll_budget::PollBudget;
@@ -69,6 +69,7 @@ impl WorkerThreads {
                 is_idle: true,
                 has_new_channels: false,
                 awaits_peers: false,
+                deadline: None,
             };
             let thread = std::thread::Builder::new()
                 .name(format!("worker {number}"))
@@ -138,6 +139,8 @@ struct WorkerLoop {
     is_idle: bool,
     /// Whether another host's daemon had to react to something after the last turn.
     awaits_peers: bool,
+    /// When the worker must be stepped at the latest.
+    deadline: Option<Instant>,
     /// Whether the last turn found channels that are not in `channels`.
     has_new_channels: bool,
 }
@@ -175,7 +178,8 @@ impl WorkerLoop {
         loop {
             let (polls, looks) = budget.begin(self.awaits_peers, clock::now());
             waiter.set_polling(polls, looks);
-            let woken = waiter.wait_polling(fds, None, &mut |phase| self.turn(phase))?;
+            let deadline = self.deadline;
+            let woken = waiter.wait_polling(fds, deadline, &mut |phase| self.turn(phase))?;
             budget.end(woken != WakeReason::Ready, clock::now());
             if woken != WakeReason::Ready || self.has_new_channels {
                 return Ok(());
@@ -214,10 +218,16 @@ impl WorkerLoop {
         let asks_control = worker.asks_control();
         self.is_idle = worker.is_idle();
         self.awaits_peers = worker.awaits_peers();
+        let deadline = worker.deadline();
+        // A new time limit must be known to the wait before it sleeps.
+        let is_new = std::mem::replace(&mut self.deadline, deadline) != deadline;
         // A descriptor of a new domain would not wake this thread.
         self.has_new_channels = worker.domains_made() != self.known;
-        let was_busy =
-            stepped || self.has_new_channels || !self.wake_ups.is_empty() || !self.is_idle;
+        let was_busy = stepped
+            || is_new
+            || self.has_new_channels
+            || !self.wake_ups.is_empty()
+            || !self.is_idle;
         if was_busy && std::mem::take(&mut self.is_armed) {
             worker.disarm();
         }

@@ -369,13 +369,7 @@ impl Application {
             connection,
         };
         // Every transfer mode is used beside the others.
-        let ways = [
-            Transfer::Any,
-            Transfer::Any,
-            Transfer::Send,
-            Transfer::Write,
-            Transfer::Read,
-        ];
+        let ways = [Transfer::Any, Transfer::Any, Transfer::Send, Transfer::Read];
         let way = ways[(stream.out_key % ways.len() as u64) as usize];
         stream.connection.sending.set_transfer(way);
         let handle = stream.connection.handle();

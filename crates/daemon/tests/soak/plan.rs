@@ -1,6 +1,6 @@
 //! The plan that a seed generates: hosts, applications, their traffic, and the faults.
 
-use headworks_daemon::limits::{Bulk, DaemonLimits};
+use headworks_daemon::limits::DaemonLimits;
 use headworks_simnic::faults::{Random, Rules, rules};
 use headworks_verbs::{Duration, Instant};
 
@@ -38,12 +38,16 @@ fn config(random: &mut Random, workers: u16) -> DaemonLimits {
         frame_depth: of(&[8, 16, 64]),
         bulk_depth: of(&[8, 64]),
         bulk_min: of(&[64, 200, 4096, 16 << 10]),
-        bulk_max: of(&[512, 5000, 64 << 10]),
-        bulk_announced: of(&[1, 2, 4, 16]),
+        bulk_max: of(&[4096, 16 << 10, 64 << 10, 256 << 10]),
         bulk_each: of(&[1, 3, 8]),
-        bulk: [Bulk::ByLoad, Bulk::Write, Bulk::Read][of(&[0, 1, 2]) as usize],
+        pool_bytes: of(&[256 << 10, 1 << 20, 8 << 20]).into(),
+        pool_quota: of(&[5, 50, 100]),
+        pool_reads: of(&[1, 4, 32]),
+        pool_straggler_time: of(&[1, 50]),
         quantum: of(&[512, 16 << 10]),
         ring_bytes: of(&[512, 4096]),
+        ingress_bytes: of(&[512, 1024, 4096]),
+        ingress_max: of(&[4096, 64 << 10]),
         ring_max: of(&[4096, 64 << 10, 1 << 20]),
         slab_bytes: of(&[64 << 10, 1 << 20]),
         workers,

@@ -12,7 +12,7 @@ use std::thread::Thread;
 
 use headworks_client::connection::Connection;
 use headworks_client::session::Event;
-use headworks_client::socket_message::Request;
+use headworks_client::socket_message::{Reply, Request};
 use headworks_client::{Extent, Session};
 use headworks_net::packets::{PacketSocket, RecvOutcome};
 use headworks_net::waiting::PollHistory;
@@ -279,7 +279,14 @@ impl SharedSession {
                 Ok(RecvOutcome::Packet(packet)) => {
                     let file = packet.files.into_iter().next();
                     is_for_all |= file.is_some();
-                    let segment = file.map(SharedSegment::attach).transpose()?;
+                    let reply = Reply::decode(&packet.bytes);
+                    let segment = file.map(|file| match reply {
+                        Ok(Reply::Slab {
+                            is_read_only: true, ..
+                        }) => SharedSegment::attach_read_only(file),
+                        _ => SharedSegment::attach(file),
+                    });
+                    let segment = segment.transpose()?;
                     let view = segment.map(|segment| View::from(Arc::new(segment)));
                     state.session.input(&packet.bytes, view)?;
                 }
@@ -492,13 +499,6 @@ impl SharedSession {
             None => (None, Waker::Thread(std::thread::current())),
         };
         let mut state = self.lock()?;
-        // An older daemon sends a message for each connection that it would wake a thread of.
-        let waker = match waker {
-            Waker::EventCount(_) if !state.session.wakes_sleepers() => {
-                Waker::Thread(std::thread::current())
-            }
-            waker => waker,
-        };
         let number = state.waiters.enter(on, waker.clone());
         drop(state);
         let waited = self.sleep(&waker, number, deadline, look);

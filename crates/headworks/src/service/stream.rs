@@ -11,6 +11,7 @@ use headworks_client::connection::{Connection, ReceiveHalf, Received, SendHalf, 
 use headworks_shm::View;
 use headworks_verbs::{Duration, Instant};
 
+use super::chunk::{COPIED_MAX, Chunk};
 use super::readiness_socket::{Readiness, ReadinessSocket};
 use super::remote_memory::ResultSlots;
 use super::shared_memory::{self, Loan, SharedMemory};
@@ -229,7 +230,7 @@ impl Stream {
     #[cfg(feature = "tokio")]
     pub(crate) fn awaits_memory(&mut self) -> bool {
         let side = self.reader.cell.borrow();
-        side.half.awaits_slab()
+        side.half.is_withheld()
     }
 
     /// Sends bytes that are carried in a way of their own; see [`Writer::send_as`].
@@ -271,6 +272,15 @@ impl Stream {
     /// As [`Reader::recv`].
     pub fn peek(&mut self) -> Result<Peeked<'_>, ServiceError> {
         self.reader.peek()
+    }
+
+    /// Receives the next bytes without a copy where that is possible; see [`Reader::recv_chunk`].
+    ///
+    /// # Errors
+    ///
+    /// As [`Reader::recv_chunk`].
+    pub fn recv_chunk(&mut self) -> Result<Chunk, ServiceError> {
+        self.reader.recv_chunk()
     }
 
     /// Sends memory in place; see [`Writer::lend`].
@@ -544,15 +554,52 @@ impl Reader {
             // Read before the peek: bytes that arrived before a reset or an end can still be received.
             let status = receiving.status();
             let extent = receiving.peek()?;
-            if extent.len > 0 || (status.is_ended && !receiving.awaits_slab()) {
+            if extent.len > 0 || (status.is_ended && !receiving.is_withheld()) {
                 return Ok((Some(receiving.slabs().view(extent)?), Wake::No));
             }
             match status.reset {
-                Some(why) if !receiving.awaits_slab() => Err(ServiceError::Reset(why)),
+                Some(why) if !receiving.is_withheld() => Err(ServiceError::Reset(why)),
+                None if receiving.is_blocked() => Err(ServiceError::ChunksKept),
                 _ => Ok((None, Wake::No)),
             }
         })?;
         Ok(Peeked { side, view })
+    }
+
+    /// Receives the next bytes without a copy where that is possible: at least one, or none if the stream has ended. The
+    /// caller keeps them as long as it likes, and may receive further chunks meanwhile: see [`Chunk`].
+    ///
+    /// # Errors
+    ///
+    /// As [`Reader::recv`]; [`ServiceError::ChunksKept`].
+    pub fn recv_chunk(&mut self) -> Result<Chunk, ServiceError> {
+        self.connection.shared.check()?;
+        let connection = &self.connection;
+        self.cell.borrow().wait(&self.limits, |receiving| {
+            let reset = receiving.status().reset;
+            let (kept, wakes) = receiving.keep()?;
+            if let Some((extent, memory)) = kept {
+                let view = receiving.slabs().view(extent)?;
+                return Ok((Some(Chunk::kept(view, memory, connection)), wakes));
+            }
+            let here = receiving.peek()?.len as usize;
+            let mut bytes = vec![0; here.clamp(1, COPIED_MAX)];
+            let (received, more) = receiving.recv(&mut bytes)?;
+            let wakes = wakes.or(more);
+            let len = match (received, reset) {
+                (Received::Bytes(len), _) => len,
+                (Received::Ended, _) => 0,
+                (Received::Nothing, Some(why)) if !receiving.is_withheld() => {
+                    return Err(ServiceError::Reset(why));
+                }
+                (Received::Nothing, None) if receiving.is_blocked() => {
+                    return Err(ServiceError::ChunksKept);
+                }
+                (Received::Nothing, _) => return Ok((None, wakes)),
+            };
+            bytes.truncate(len);
+            Ok((Some(Chunk::copied(bytes, connection)), wakes))
+        })
     }
 }
 
@@ -565,7 +612,10 @@ impl StreamHalf<ReceiveHalf> {
             match (received, reset) {
                 (Received::Bytes(len), _) => Ok((Some(len), wakes)),
                 (Received::Ended, _) => Ok((Some(0), wakes)),
-                (Received::Nothing, Some(why)) if !receiving.awaits_slab() => {
+                (Received::Nothing, None) if receiving.is_blocked() => {
+                    Err(ServiceError::ChunksKept)
+                }
+                (Received::Nothing, Some(why)) if !receiving.is_withheld() => {
                     Err(ServiceError::Reset(why))
                 }
                 (Received::Nothing, _) => Ok((None, wakes)),

@@ -36,8 +36,9 @@ pub(super) trait ConnectionHalf: Deref<Target = ConnectionShared> {
     /// Adds the slabs that the session has received since the last call.
     fn refresh(&mut self, slabs: &Slabs);
 
-    /// Whether the next bytes lie in a slab that was not read from the session's socket yet.
-    fn awaits_slab(&self) -> bool;
+    /// Whether bytes have arrived that cannot be read yet, because they lie in a slab that was not read from the session's
+    /// socket, or because the daemon is moving them.
+    fn is_withheld(&self) -> bool;
 }
 
 impl ConnectionHalf for SendHalf {
@@ -47,7 +48,7 @@ impl ConnectionHalf for SendHalf {
         Self::refresh(self, slabs);
     }
 
-    fn awaits_slab(&self) -> bool {
+    fn is_withheld(&self) -> bool {
         false
     }
 }
@@ -59,8 +60,8 @@ impl ConnectionHalf for ReceiveHalf {
         Self::refresh(self, slabs);
     }
 
-    fn awaits_slab(&self) -> bool {
-        Self::awaits_slab(self)
+    fn is_withheld(&self) -> bool {
+        Self::is_withheld(self)
     }
 }
 
@@ -332,7 +333,7 @@ impl<H: ConnectionHalf> FdWait<'_, H> {
         act: &mut impl FnMut(&mut H) -> Result<Option<T>, ServiceError>,
     ) -> Result<Option<T>, ServiceError> {
         loop {
-            if H::KIND == HalfKind::Send || self.half.awaits_slab() {
+            if H::KIND == HalfKind::Send || self.half.is_withheld() {
                 // The bytes to read, or the ring to write, may lie in a slab that is still in the session's
                 // socket.
                 let mut state = self.shared.lock()?;
@@ -356,7 +357,7 @@ impl<H: ConnectionHalf> FdWait<'_, H> {
             }
             let is_there = match H::KIND {
                 // The descriptor stays readable until the slab has arrived.
-                HalfKind::Receive if self.half.awaits_slab() => true,
+                HalfKind::Receive if self.half.is_withheld() => true,
                 HalfKind::Receive => self.watch.empty(),
                 HalfKind::Send => is_there,
             };

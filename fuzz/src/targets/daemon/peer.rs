@@ -14,7 +14,7 @@ use headworks_daemon::{DomainId, control::Offer};
 use headworks_verbs::bringup::ConnectionParams;
 use headworks_verbs::{
     Access, AllocRequest, BringUp, Completion, CompletionQueue, CqInit, Device, Payload, QpInit,
-    QpType, QueuePair, RecvWr, Region, RemoteAddr, SendFlags, SendOp, SendWr,
+    QpType, QueuePair, RecvWr, Region, SendFlags, SendOp, SendWr,
 };
 
 use super::{Application, DaemonHarness, PORT, config};
@@ -42,7 +42,6 @@ struct RogueDaemon {
     memory: Region,
     /// Numbers of connections that it was told of. `rings` are the rings that it was told of.
     numbers: Vec<Vqpn>,
-    rings: Vec<Remote>,
     tokens: Vec<u32>,
     instance: u32,
 }
@@ -121,7 +120,6 @@ impl RogueDaemon {
             cq,
             memory,
             numbers: Vec::new(),
-            rings: Vec::new(),
             tokens: Vec::new(),
             instance: 1,
         }
@@ -172,11 +170,9 @@ impl RogueDaemon {
                 }
                 Message::Accept { offer, .. } => {
                     self.numbers.push(offer.number);
-                    self.rings.push(offer.ring);
                 }
                 Message::Confirm { offer, .. } => {
                     self.numbers.push(offer.number);
-                    self.rings.push(offer.ring);
                 }
                 Message::Connect { token, .. } => self.tokens.push(token),
                 _ => {}
@@ -223,19 +219,7 @@ impl RogueDaemon {
                 self.say(harness, &message);
             }
             3..7 => self.frame(input),
-            7 => {
-                let ring = usize::from(input.byte()) % self.rings.len().max(1);
-                let at = u64::from(input.u16());
-                if let Some(ring) = self.rings.get(ring) {
-                    let remote = RemoteAddr {
-                        addr: ring.addr.wrapping_add(at),
-                        rkey: ring.rkey,
-                    };
-                    self.post(1, SendOp::Write(remote), usize::from(input.byte()));
-                    harness.is_scribbled = true;
-                }
-            }
-            8 => harness.settle(),
+            7 | 8 => harness.settle(),
             _ => self.hear(harness),
         }
         let mut completions = [Completion::default(); 64];
@@ -259,8 +243,8 @@ impl RogueDaemon {
         let kinds = [
             Kind::Tell,
             Kind::Data,
-            Kind::Wrote,
-            Kind::Offer,
+            Kind::Announce,
+            Kind::Slow,
             Kind::Fetched,
             Kind::Window,
             Kind::End,
@@ -291,23 +275,21 @@ impl RogueDaemon {
             0 => usize::from(input.byte()),
             _ => match kind {
                 Kind::Data => header.len as usize,
-                Kind::Offer | Kind::Export => 16,
+                Kind::Announce | Kind::Export => 16,
                 Kind::Atomic if header.len == 32 => 32,
-                Kind::Window if header.len == 24 => 24,
                 _ => 0,
             },
         };
         let view = headworks_ring::view_of(&self.memory, 0);
         let _ = view.write(0, &header.emit());
-        if let (Kind::Offer | Kind::Window | Kind::Export, Some(ring)) = (kind, self.rings.first())
-        {
-            // Announces memory that exists.
+        if matches!(kind, Kind::Announce | Kind::Export) {
+            // Announces memory that exists, and some behind it.
             let own = Remote {
                 addr: self.memory.addr(0),
                 rkey: self.memory.rkey(),
-                len: ring.len,
+                len: 0,
             };
-            let _ = view.write(HEADER, &own.emit_ring(word(input)));
+            let _ = view.write(HEADER, &own.emit_memory());
         }
         let qp_role = usize::from(input.byte().is_multiple_of(8));
         self.post(qp_role, SendOp::SendImm(to.bits()), HEADER + behind);
@@ -330,11 +312,7 @@ impl RogueDaemon {
         let instance = self.instance.wrapping_add(u32::from(input.byte() % 4)) - 1;
         let offer = Offer {
             number: Vqpn::from_bits(input.byte().into()),
-            ring: Remote {
-                addr: self.memory.addr(0),
-                rkey: self.memory.rkey(),
-                len: 1 << (input.byte() % 32),
-            },
+            window: 1 << (input.byte() % 32),
         };
         match input.byte() % 12 {
             0 => Message::QpGroupWanted {

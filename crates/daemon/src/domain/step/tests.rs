@@ -13,8 +13,9 @@ use headworks_softnic::SoftProvider;
 use headworks_verbs::{Device, Instant, Provider};
 
 use crate::domain::{Domain, DomainId, Offer, Output, QpGroupKey};
-use crate::frame::{Header, Kind, OFFER, Remote};
-use crate::limits::{Bulk, DaemonLimits};
+use crate::frame::{Header, Kind, MEMORY, Remote};
+use crate::ids::WorkerId;
+use crate::limits::DaemonLimits;
 use crate::qp_group::QpRole;
 use crate::send_queue::OnCompletion;
 use crate::session_memory::SessionMemory;
@@ -52,7 +53,9 @@ impl TwoDomains {
             let device: Arc<dyn Device> = provider.open(&name).unwrap();
             let pd = device.alloc_pd().unwrap();
             let memory = SessionMemory::new(&device, &pd, config);
-            let domain = Domain::new(DomainId(own), own.into(), &device, &pd, config);
+            let number = DomainId(own);
+            let worker = WorkerId::FIRST;
+            let domain = Domain::new(number, own.into(), worker, (&device, &pd), config);
             let mut domain = domain.unwrap();
             domain.attach(memory, "test".to_owned(), true).unwrap();
             domain
@@ -63,7 +66,7 @@ impl TwoDomains {
             sessions: [0, 0],
             offers: [Offer {
                 number: Vqpn::default(),
-                ring: Remote::default(),
+                window: 0,
             }; 2],
             domains,
             _directory: directory,
@@ -151,8 +154,11 @@ impl TwoDomains {
         self.call();
         self.settle();
         let mut came = vec![0; bytes.len()];
+        let pool = &self.domains[1].pool;
+        let mut slabs = self.block(1).0.clone();
+        slabs.add(pool.slab(), pool.view().clone()).unwrap();
         assert_eq!(
-            reader.read(self.block(1).0, &mut came),
+            reader.read(&slabs, &mut came),
             Ok(bytes.len()),
             "not all came"
         );
@@ -212,34 +218,43 @@ fn an_atomic_says_how_busy_its_sender_is() {
 #[test]
 fn a_connection_waiting_for_room_is_queued_once() {
     let mut two = TwoDomains::new(&DaemonLimits {
-        bulk: Bulk::Write,
         bulk_depth: 8,
         bulk_each: 32,
-        bulk_min: 64,
-        bulk_max: 512,
-        bulk_announced: 1,
-        ring_bytes: 1 << 20,
+        bulk_max: 4096,
         ..DaemonLimits::default()
     });
     two.connect();
-    let extent = two.take(0, 1 << 16);
+    let operation = Operation {
+        op: Op::Write,
+        export_id: 1,
+        at: 0,
+        local: two.take(0, 1 << 16),
+        operand: 0,
+        compare: 0,
+        result: two.take(0, 64).part(0, 16),
+    };
+    let target = two.take(1, 1 << 16);
+    let other = &two.domains[1].sessions[two.sessions[1]];
+    let memory = other.memory.remote(target);
+    let number = two.offers[0].number;
+    let connection = two.domains[0].connections.get_mut(number).unwrap();
+    assert!(connection.egress.imports.add(1, memory, Rights::ALL));
     let mut writer = two.writer();
     let slabs = two.domains[0].sessions[two.sessions[0]].memory.slabs();
-    assert!(writer.lend(slabs, extent).unwrap().is_some());
+    assert!(writer.operate(slabs, &operation).unwrap().is_some());
     for _ in 0..20 {
         // Completions are not polled, so the queue pair stays full.
         two.call();
         two.domains[0].serve_groups();
     }
     let group = &two.domains[0].groups[two.groups[0]].group;
-    assert!(group.bulk.room() < 2);
+    assert_eq!(group.bulk.room(), 0);
     assert_eq!(group.waiting.len(), 1);
 }
 
 #[test]
-fn a_long_record_is_written_whole_where_the_ring_of_the_peer_wraps() {
+fn a_long_record_is_announced_whole_where_the_ring_wraps() {
     let mut two = TwoDomains::new(&DaemonLimits {
-        bulk: Bulk::Write,
         bulk_min: 1024,
         ring_bytes: 4096,
         ring_max: 4096,
@@ -250,18 +265,17 @@ fn a_long_record_is_written_whole_where_the_ring_of_the_peer_wraps() {
     let (slabs, block) = two.block(1);
     let mut reader = IngressReader::new(slabs, &block).unwrap();
     two.send(&mut writer, &mut reader, &[1; 3500]);
-    let writes = |two: &TwoDomains| two.domains[0].groups[two.groups[0]].group.writes;
-    let before = writes(&two);
-    // Before the end of the peer's ring there is room for less than a WRITE needs, and before the end of the own one
-    // for less than the record.
+    let announced = |two: &TwoDomains| two.domains[0].groups[two.groups[0]].group.announced;
+    let before = announced(&two);
+    // Before the end of the ring there is room for less than the record.
     two.send(&mut writer, &mut reader, &[2; 2000]);
-    assert_eq!(writes(&two) - before, 2);
+    assert_eq!(announced(&two) - before, 1);
 }
 
 #[test]
 fn an_end_that_is_refused_keeps_its_memory_while_something_is_read_into_it() {
     let mut two = TwoDomains::new(&DaemonLimits::default());
-    // The end here was made for a caller that offers data and then gives up the connection.
+    // The end here was made for a caller that announces data and then gives up the connection.
     let from = two.take(1, 4096);
     let number = two.offers[0].number;
     let other = &mut two.domains[1];
@@ -270,13 +284,19 @@ fn an_end_that_is_refused_keeps_its_memory_while_something_is_read_into_it() {
     for (at, len) in [(0, 512), (512, 512)] {
         let (view, body, _) = group.body();
         let memory = session.memory.remote(from);
-        view.write(body, &memory.emit_offer()).unwrap();
+        view.write(body, &memory.emit_memory()).unwrap();
         let header = Header {
             at,
             len,
-            ..Header::of(Kind::Offer)
+            ..Header::of(Kind::Announce)
         };
-        group.send(QpRole::Frames, number, header, OFFER, OnCompletion::Nothing);
+        group.send(
+            QpRole::Frames,
+            number,
+            header,
+            MEMORY,
+            OnCompletion::Nothing,
+        );
     }
     group.flush().unwrap();
     while two.domains[0].groups[two.groups[0]].group.reads == 0 {
@@ -323,4 +343,103 @@ fn a_malformed_record_behind_a_frame_is_still_detected() {
     assert!(!connection.is_alive());
     let come = two.domains[1].connections.get(two.offers[1].number);
     assert_eq!(come.unwrap().ingress.come(), 5);
+}
+
+/// A clock of the tests below, in nanoseconds.
+static NOW: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(1);
+
+fn tick(two: &mut TwoDomains) {
+    use std::sync::atomic::Ordering;
+    let clock =
+        || Instant::ZERO + headworks_verbs::Duration::from_nanos(NOW.load(Ordering::Relaxed));
+    let ticking = StandaloneContext {
+        role: "daemon",
+        clock,
+    };
+    for _ in 0..4 {
+        for own in [0, 1] {
+            let stepped = two.domains[own].step(&mut ActorContext::new(&mut { ticking }));
+            stepped.unwrap();
+            while two.domains[own].output().is_some() {}
+        }
+    }
+    NOW.fetch_add(50_000, Ordering::Relaxed);
+}
+
+/// Has the pool of the second domain signal, as in danger.
+fn signal(two: &mut TwoDomains) {
+    let at = two.groups[1];
+    two.domains[1].groups[at].group.is_slow_due = true;
+    two.domains[1].activate(at);
+}
+
+#[test]
+fn a_signal_slows_down_sends_and_writes_of_its_link_alone() {
+    let mut two = TwoDomains::new(&DaemonLimits::default());
+    two.connect();
+    let mut writer = two.writer();
+    let (slabs, block) = two.block(1);
+    let mut reader = IngressReader::new(slabs, &block).unwrap();
+    let (source, result) = (two.take(0, 4096), two.take(0, 64).part(0, 16));
+    let target = two.take(1, 4096);
+    let memory = two.domains[1].sessions[two.sessions[1]]
+        .memory
+        .remote(target);
+    let number = two.offers[0].number;
+    let connection = two.domains[0].connections.get_mut(number).unwrap();
+    assert!(connection.egress.imports.add(1, memory, Rights::ALL));
+    let write = Operation {
+        op: Op::Write,
+        export_id: 1,
+        at: 0,
+        local: source,
+        operand: 0,
+        compare: 0,
+        result,
+    };
+    // Bytes that arrive, or are WRITTEN, in 10 ms in which the application sends whenever it can.
+    let mut load = |two: &mut TwoDomains, writes: bool| {
+        let mut bytes = 0;
+        for _ in 0..200 {
+            let slabs = two.domains[0].sessions[two.sessions[0]]
+                .memory
+                .slabs()
+                .clone();
+            if writes {
+                let _ = writer.operate(&slabs, &write).unwrap();
+            } else {
+                writer.write(&slabs, &[7; 1000]).unwrap();
+            }
+            two.call();
+            let before = two.domains[0].connections.get(number).unwrap();
+            let before = before.egress.operations_done();
+            tick(two);
+            let after = two.domains[0].connections.get(number).unwrap();
+            bytes += (after.egress.operations_done() - before) as usize * 4096;
+            let slabs = two.block(1).0.clone();
+            bytes += reader.read(&slabs, &mut [0; 65_536]).unwrap();
+            two.domains[1].touched(two.offers[1].number);
+        }
+        bytes
+    };
+    for writes in [false, true] {
+        // Until the rings have grown.
+        load(&mut two, writes);
+        let free = load(&mut two, writes);
+        signal(&mut two);
+        load(&mut two, writes);
+        signal(&mut two);
+        let slowed = load(&mut two, writes);
+        assert!(
+            slowed < free * 7 / 10,
+            "writes {writes}: {slowed} of {free}"
+        );
+        assert!(slowed > free / 10, "writes {writes}: {slowed} of {free}");
+        // It rises again by itself.
+        for _ in 0..20 {
+            load(&mut two, writes);
+        }
+        let again = load(&mut two, writes);
+        assert!(again > free * 9 / 10, "writes {writes}: {again} of {free}");
+    }
 }

@@ -5,7 +5,7 @@ use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use headworks_client::Doorbell;
-use headworks_client::socket_message::{Reply, SLEEPERS_SINCE, VERSION};
+use headworks_client::socket_message::{Reply, VERSION};
 use headworks_net::packets::PacketListener;
 use headworks_shm::{HugePages, SegmentRequest, WordRef};
 
@@ -266,84 +266,77 @@ fn has_seen(slab: &View, thread: usize, round: u64) {
 
 #[test]
 fn every_thread_is_woken_for_its_own_connection_and_by_the_end_of_the_daemon() {
-    for version in [SLEEPERS_SINCE - 1, VERSION] {
-        let says = move |socket: &PacketSocket| {
-            let slab = View::from(Arc::new(take_as(socket, version)));
-            for round in 1..=ROUNDS {
-                for number in 0..THREADS {
-                    // In another order each time.
-                    let thread = (number * 7 + round as usize) % THREADS;
-                    tell(socket, &slab, thread, round);
-                }
-                for thread in 0..THREADS {
-                    has_seen(&slab, thread, round);
-                }
+    let says = move |socket: &PacketSocket| {
+        let slab = View::from(Arc::new(take(socket)));
+        for round in 1..=ROUNDS {
+            for number in 0..THREADS {
+                // In another order each time.
+                let thread = (number * 7 + round as usize) % THREADS;
+                tell(socket, &slab, thread, round);
             }
-            // All sleep, and then all but two have what they wait for: those notice the end nevertheless.
             for thread in 0..THREADS {
-                let (event_count, _) = words_of(&slab, thread);
-                soon("a thread", || event_count.is_armed().then_some(()));
+                has_seen(&slab, thread, round);
             }
-            for thread in LEFT..THREADS {
-                tell(socket, &slab, thread, ROUNDS + 1);
-                has_seen(&slab, thread, ROUNDS + 1);
+        }
+        // All sleep, and then all but two have what they wait for: those notice the end nevertheless.
+        for thread in 0..THREADS {
+            let (event_count, _) = words_of(&slab, thread);
+            soon("a thread", || event_count.is_armed().then_some(()));
+        }
+        for thread in LEFT..THREADS {
+            tell(socket, &slab, thread, ROUNDS + 1);
+            has_seen(&slab, thread, ROUNDS + 1);
+        }
+    };
+    Daemon::new().serve(says, |path| {
+        let shared = SharedSession::attach(path, "test").expect("a daemon");
+        let slab = shared
+            .lock()
+            .expect("no child")
+            .session
+            .slabs()
+            .slab(0)
+            .cloned();
+        let slab = slab.expect("a slab");
+        let waits = |thread: usize| {
+            let (event_count, [news, seen]) = words_of(&slab, thread);
+            let mut history = PollHistory::default();
+            let mut wait = |round: u64| {
+                let on = SleepsOn {
+                    handle: thread as u32,
+                    event_count: event_count.clone(),
+                };
+                shared.wait_on(&on, &mut history, None, |look| {
+                    match look {
+                        LookFor::Sleep(_, WakeBy::Word) => event_count.arm_to_sleep(),
+                        LookFor::Sleep(_, WakeBy::Message) => event_count.arm(false),
+                        LookFor::Poll => {}
+                    }
+                    Ok((news.load(Ordering::Acquire) == round).then_some(()))
+                })
+            };
+            for round in 1..=ROUNDS {
+                wait(round).expect("its news");
+                seen.store(round, Ordering::Release);
+            }
+            match wait(ROUNDS + 1) {
+                Ok(()) => seen.store(ROUNDS + 1, Ordering::Release),
+                Err(error) => {
+                    assert!(thread < LEFT, "thread {thread}: {error}");
+                    assert!(matches!(error, ServiceError::DaemonGone), "{error}");
+                }
             }
         };
-        Daemon::new().serve(says, |path| {
-            let shared = SharedSession::attach(path, "test").expect("a daemon");
-            let slab = shared
-                .lock()
-                .expect("no child")
-                .session
-                .slabs()
-                .slab(0)
-                .cloned();
-            let slab = slab.expect("a slab");
-            let waits = |thread: usize| {
-                let (event_count, [news, seen]) = words_of(&slab, thread);
-                let mut history = PollHistory::default();
-                let mut wait = |round: u64| {
-                    let on = SleepsOn {
-                        handle: thread as u32,
-                        event_count: event_count.clone(),
-                    };
-                    shared.wait_on(&on, &mut history, None, |look| {
-                        match look {
-                            LookFor::Sleep(_, WakeBy::Word) => event_count.arm_to_sleep(),
-                            LookFor::Sleep(_, WakeBy::Message) => event_count.arm(false),
-                            LookFor::Poll => {}
-                        }
-                        Ok((news.load(Ordering::Acquire) == round).then_some(()))
-                    })
-                };
-                for round in 1..=ROUNDS {
-                    wait(round).expect("its news");
-                    seen.store(round, Ordering::Release);
-                }
-                match wait(ROUNDS + 1) {
-                    Ok(()) => seen.store(ROUNDS + 1, Ordering::Release),
-                    Err(error) => {
-                        assert!(thread < LEFT, "thread {thread}: {error}");
-                        assert!(matches!(error, ServiceError::DaemonGone), "{error}");
-                    }
-                }
-            };
-            std::thread::scope(|scope| {
-                for thread in 0..THREADS {
-                    scope.spawn(move || waits(thread));
-                }
-            });
+        std::thread::scope(|scope| {
+            for thread in 0..THREADS {
+                scope.spawn(move || waits(thread));
+            }
         });
-    }
+    });
 }
 
-/// Attaches the application.
-fn take(by: &PacketSocket) {
-    take_as(by, VERSION);
-}
-
-/// Attaches the application, by a version of the contract. Returns its slab.
-fn take_as(by: &PacketSocket, version: u16) -> SharedSegment {
+/// Attaches the application. Returns its slab.
+fn take(by: &PacketSocket) -> SharedSegment {
     assert!(matches!(heard(by), Request::Attach { .. }));
     let len = 4096;
     let request = SegmentRequest {
@@ -351,13 +344,15 @@ fn take_as(by: &PacketSocket, version: u16) -> SharedSegment {
         len,
         huge_pages: HugePages::No,
         numa_node: None,
+        is_sealed: false,
     };
     let slab = SharedSegment::create(&request).expect("memory");
     let file = Some(slab.fd());
-    assert!(
-        by.send(&Reply::Slab { number: 0 }.encode(), file)
-            .expect("is heard")
-    );
+    let slab_reply = Reply::Slab {
+        number: 0,
+        is_read_only: false,
+    };
+    assert!(by.send(&slab_reply.encode(), file).expect("is heard"));
     let handles = 64;
     let doorbell = Extent {
         slab: 0,
@@ -365,10 +360,10 @@ fn take_as(by: &PacketSocket, version: u16) -> SharedSegment {
         len: Doorbell::bytes(handles) as u32,
     };
     let reply = Reply::Attached {
-        version,
+        version: VERSION,
         doorbell,
         handles: handles as u32,
-        address: Some(std::net::Ipv4Addr::LOCALHOST.into()),
+        address: std::net::Ipv4Addr::LOCALHOST.into(),
     };
     say(by, &reply);
     slab
