@@ -40,7 +40,7 @@ pub const ALLOWED: &[(&str, &[&str])] = &[
         &["headworks-wire", "headworks-verbs", "headworks-shm"],
     ),
     ("headworks-pacing", &["headworks-verbs", "headworks-shm"]),
-    ("headworks-rxpool", &["headworks-verbs"]),
+    ("headworks-rxpool", &["headworks-verbs", "headworks-shm"]),
     (
         "headworks-client",
         &["headworks-wire", "headworks-shm", "headworks-verbs"],
@@ -54,6 +54,7 @@ pub const ALLOWED: &[(&str, &[&str])] = &[
             "headworks-runtime",
             "headworks-ring",
             "headworks-pacing",
+            "headworks-rxpool",
             "headworks-verbs",
             "headworks-shm",
         ],
@@ -104,6 +105,7 @@ pub const ALLOWED: &[(&str, &[&str])] = &[
             "headworks-net",
             "headworks-patterns",
             "headworks-runtime",
+            "headworks-rxpool",
         ],
     ),
     (

@@ -1,5 +1,6 @@
 //! The experiments.
 
+pub mod jet;
 pub mod patterns;
 mod prelude;
 pub mod raas;
@@ -50,6 +51,7 @@ const ALL: &[&dyn Experiment] = &[
     &raas::request_response::VS_TCP,
     &raas::request_response::FAIRNESS,
     &raas::connections::CONNECTIONS_CASE,
+    &jet::streams::STREAMS_CASE,
     &raas::scaling::SCALING,
     &raas::verb_sizes::FIG1,
     &raas::lock_contention::FIG2,
@@ -74,6 +76,9 @@ const ALL: &[&dyn Experiment] = &[
     &patterns::n_to_m::TABLE2,
     &patterns::optimisations::OPTIMISATIONS,
     &patterns::mailbox_control::MAILBOX_CONTROL,
+    &jet::residency::RESIDENCY,
+    &jet::escape::ESCAPE,
+    &jet::qos::QOS,
     &sim_speed::SIM_SPEED,
 ];
 

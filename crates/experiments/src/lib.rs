@@ -42,7 +42,7 @@ pub use headworks_workloads::cpu_prices::CpuPrices;
 pub use headworks_workloads::task::register;
 pub use headworks_workloads::{
     apps, atomic_file, case_studies, child_programs, cpu_affinity, fanin, huge_pages, latency, nic,
-    nic_measurements, patterns, progress_bar, random, seeds, service, simulated_machine, stats,
-    subprocess, testbed, transports, ucx_perftest,
+    nic_measurements, patterns, progress_bar, random, residency, seeds, service, simulated_machine,
+    stats, subprocess, testbed, transports, ucx_perftest,
 };
 pub use runner::run;

@@ -10,6 +10,7 @@
 //! | [`apps`] | applications over message channels: flow measurement, a key-value store, HTTP |
 //! | [`case_studies`] | the case studies as actors: an application's side over any transport |
 //! | [`patterns`] | request and response by every design of RDMA Communication Patterns |
+//! | [`residency`] | what receive memory that stays in the processor's cache is worth |
 //! | [`service`] | daemons and their applications: as processes, and in virtual time |
 //! | [`task`], [`actor_pair`] | the task of a pair, and what its two actors are made from |
 //! | [`connecting_actor`], [`mail_bring_up`] | actors that connect, then drive a workload; connecting by mail |
@@ -45,6 +46,7 @@ pub mod patterns;
 pub mod progress_bar;
 pub mod random;
 pub mod report;
+pub mod residency;
 pub mod rnic_counters;
 pub mod seeds;
 pub mod service;

@@ -10,6 +10,7 @@
 //! | [`many_streams`], [`echo`] | applications that measure many connections at once, or short ones; echo over many connections |
 //! | `servers` | applications that answer: over the service, and over TCP |
 //! | [`controlled_app`] | applications that follow commands: they send occasional requests, or hold connections |
+//! | [`streaming`] | applications that send or receive over many streams without a pause |
 //! | [`control`] | processes that follow commands |
 //! | [`rusage`] | resources of this machine that processes use |
 //! | [`shm_relay`] | a message through four processes by shared memory: lower bound of a path over two daemons |
@@ -23,6 +24,7 @@ pub mod many_streams;
 pub mod native_verbs;
 pub mod rusage;
 pub mod shm_relay;
+pub mod streaming;
 pub mod virtual_time;
 
 mod one_sided;
@@ -49,6 +51,8 @@ pub enum Role {
         address: SocketAddr,
         /// Path of the socket that applications attach to.
         socket: PathBuf,
+        /// Its settings.
+        options: daemon_hosts::DaemonOptions,
     },
     /// An application that others connect to.
     Serving {
@@ -65,6 +69,8 @@ pub enum Role {
     ManyStreams(many_streams::ManyStreams),
     /// An application that follows commands.
     App(controlled_app::ControlledApp),
+    /// An application that sends or receives without a pause, and follows commands.
+    Streaming(streaming::StreamingApp),
     /// A program that uses verbs directly, and whose memory others access.
     IdleQueuePairs(native_verbs::IdleQueuePairs),
     /// A process of a chain that forwards messages.
@@ -100,12 +106,14 @@ pub(crate) fn run_role(role: &str) -> Result<()> {
             device,
             address,
             socket,
-        } => daemon_hosts::serve(&device, address, socket),
+            options,
+        } => daemon_hosts::serve(&device, address, socket, &options),
         Role::Serving { socket, port } => servers::serve(&socket, port),
         Role::ServingTcp => servers::serve_tcp(),
         Role::Load(asking) => control::reply(&asking.measure()?),
         Role::ManyStreams(load) => control::reply(&load.measure()?),
         Role::App(app) => app.run(),
+        Role::Streaming(app) => app.run(),
         Role::IdleQueuePairs(holding) => holding.run(),
         Role::RelayHop(link) => control::reply(&link.run()?),
     }

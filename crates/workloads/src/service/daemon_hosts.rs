@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
+use headworks::daemon::config::DaemonConfig;
 use headworks::daemon::limits::DaemonLimits;
 use headworks::daemon::server::{DaemonServer, MetricsAt, ServerConfig};
 use headworks::daemon::{Identity, metrics};
@@ -14,6 +15,7 @@ use headworks::net::Interrupt;
 use headworks::service::metrics_of;
 use headworks::verbs::DeviceName;
 use rustix::process::Pid;
+use serde::{Deserialize, Serialize};
 use tempfile::TempDir;
 
 use super::control::{ControlledChild, reply};
@@ -25,8 +27,23 @@ use crate::error::WorkloadError;
 /// How long a child process may take until it is ready.
 const PATIENCE: Duration = Duration::from_secs(20);
 
+/// Settings of a daemon, beside its addresses.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DaemonOptions {
+    /// Text of its configuration file.
+    pub config: String,
+    /// Whether it hands out the memory of its receive pool in turn, instead of where it was released most recently.
+    pub is_pool_in_turn: bool,
+}
+
 /// Runs a daemon in this process until it is told to end.
-pub(super) fn serve(device: &str, address: SocketAddr, socket: PathBuf) -> Result<()> {
+pub(super) fn serve(
+    device: &str,
+    address: SocketAddr,
+    socket: PathBuf,
+    options: &DaemonOptions,
+) -> Result<()> {
+    let settings = DaemonConfig::parse(&options.config).map_err(failed("a daemon's settings"))?;
     let interrupt = Interrupt::install().map_err(failed("signals"))?;
     let metrics = metrics_of(&socket);
     let config = ServerConfig {
@@ -38,7 +55,10 @@ pub(super) fn serve(device: &str, address: SocketAddr, socket: PathBuf) -> Resul
         // As usual: daemons of one machine meet over a Unix socket.
         registry: Some(headworks::registry().map_err(failed("the registry"))?),
         drain: headworks::verbs::Duration::ZERO,
-        daemon: DaemonLimits::default(),
+        daemon: DaemonLimits {
+            is_pool_in_turn: options.is_pool_in_turn,
+            ..settings.limits
+        },
     };
     let shell = DaemonServer::open(open(device)?, &config);
     let mut shell = shell.map_err(failed("a daemon"))?;
@@ -67,6 +87,17 @@ pub struct DaemonHosts {
 impl DaemonHosts {
     /// Starts a daemon for each device on its processor, and waits until all serve.
     pub fn start(devices: &[DeviceName], cpus: &[usize], stop: &AtomicBool) -> Result<Self> {
+        let options = vec![DaemonOptions::default(); devices.len()];
+        Self::start_with(devices, cpus, &options, stop)
+    }
+
+    /// Starts a daemon for each device as [`start`](Self::start) does, each with settings of its own.
+    pub fn start_with(
+        devices: &[DeviceName],
+        cpus: &[usize],
+        options: &[DaemonOptions],
+        stop: &AtomicBool,
+    ) -> Result<Self> {
         let directory = tempfile::Builder::new().prefix("headworks-").tempdir();
         let address = |last| IpAddr::V4(Ipv4Addr::new(127, 0, 0, last));
         let addresses: Vec<IpAddr> = (1..).map(address).take(devices.len()).collect();
@@ -76,12 +107,14 @@ impl DaemonHosts {
             directory: directory.map_err(failed("private directory"))?,
             serving: Vec::new(),
         };
-        for ((address, cpu), device) in addresses.into_iter().zip(cpus).zip(devices) {
+        let places = addresses.into_iter().zip(cpus);
+        for ((address, cpu), (device, options)) in places.zip(devices.iter().zip(options)) {
             let socket = all.directory().join(format!("{address}.sock"));
             let role = Role::Daemon {
                 device: device.to_string(),
                 address: SocketAddr::new(address, port),
                 socket: socket.clone(),
+                options: options.clone(),
             };
             let mut daemon = all.spawn_child(&role, *cpu)?;
             daemon.expect_reply(AppReply::Ready, PATIENCE, stop)?;
@@ -170,6 +203,13 @@ impl DaemonHosts {
 
     /// Returns one metric of a host's daemon, summed over all users.
     pub fn metric(&self, host: usize, name: &str) -> Result<f64> {
+        let samples = self.metrics(host)?;
+        let named = samples.iter().filter(|one| one.name == name);
+        Ok(named.map(|one| one.value).sum())
+    }
+
+    /// Returns all metrics of a host's daemon.
+    pub fn metrics(&self, host: usize) -> Result<Vec<metrics::Sample>> {
         let at = metrics_of(&self.hosts[host].socket);
         let mut answer = String::new();
         let asked = UnixStream::connect(at).and_then(|mut stream| {
@@ -178,9 +218,7 @@ impl DaemonHosts {
         });
         asked.map_err(failed("metrics"))?;
         let body = answer.split_once("\r\n\r\n").map_or("", |(_, body)| body);
-        let samples = metrics::parse(body).map_err(failed("metrics"))?;
-        let named = samples.iter().filter(|one| one.name == name);
-        Ok(named.map(|one| one.value).sum())
+        metrics::parse(body).map_err(failed("metrics"))
     }
 }
 

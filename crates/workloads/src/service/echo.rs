@@ -91,23 +91,32 @@ impl Pattern {
 }
 
 /// Descriptors that a thread waits for.
-struct Ready(OwnedFd);
+pub(super) struct Ready(OwnedFd);
 
 impl Ready {
-    fn new() -> Result<Self> {
+    pub(super) fn new() -> Result<Self> {
         let made = epoll::create(epoll::CreateFlags::CLOEXEC);
         Ok(Self(made.map_err(failed("epoll"))?))
     }
 
     fn watch(&self, fd: BorrowedFd<'_>, number: u64) -> Result<()> {
+        self.watch_for(fd, number, epoll::EventFlags::IN)
+    }
+
+    /// Watches a descriptor for events. Its number is reported while there is one of them.
+    pub(super) fn watch_for(
+        &self,
+        fd: BorrowedFd<'_>,
+        number: u64,
+        events: epoll::EventFlags,
+    ) -> Result<()> {
         let data = epoll::EventData::new_u64(number);
-        let added = epoll::add(&self.0, fd, data, epoll::EventFlags::IN);
-        added.map_err(failed("epoll"))
+        epoll::add(&self.0, fd, data, events).map_err(failed("epoll"))
     }
 
     /// Appends the numbers of the ready descriptors, after waiting for up to `limit` for the first. Returns `false` if
     /// the limit has passed.
-    fn wait(&self, limit: Option<Duration>, numbers: &mut Vec<usize>) -> Result<bool> {
+    pub(super) fn wait(&self, limit: Option<Duration>, numbers: &mut Vec<usize>) -> Result<bool> {
         let mut events = Vec::with_capacity(EVENTS);
         let limit = limit.map(|limit| Timespec {
             tv_sec: limit.as_secs() as i64,

@@ -1,0 +1,16 @@
+//! Experiments about Jet ("From RDMA to RDCA: Toward High-Speed Last Mile of Data Center Networks Using Remote Direct
+//! Cache Access").
+//!
+//! | module | content |
+//! |---|---|
+//! | [`residency`] | receive memory that stays in the processor's cache, and memory that does not |
+//! | [`escape`] | one of several applications stalls, and the others go on |
+//! | [`qos`] | applications that share a small pool: equal ones, classes, and one that keeps what it has |
+//! | [`streams`] | 10 to 1,000 streams between two daemons: throughput and memory |
+//! | `hosts` | the processes of the experiments with daemons |
+
+pub mod escape;
+mod hosts;
+pub mod qos;
+pub mod residency;
+pub mod streams;
