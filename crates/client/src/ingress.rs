@@ -404,7 +404,7 @@ enum Next {
     Described(ClaimedDescriptor),
 }
 
-/// What the daemon must be told of after bytes were consumed.
+/// News for the daemon after bytes were consumed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ConsumeNotice {
     /// Nothing has changed that the daemon needs to know.
@@ -669,7 +669,7 @@ impl IngressReader {
             == Some(DescriptorState::Kept)
     }
 
-    /// What the caller must tell the daemon of consumed bytes. A window is due once enough bytes in line were consumed
+    /// Returns the news that the caller must tell the daemon. A window is due once enough bytes in line were consumed
     /// since the last time that it was.
     pub fn notice(&mut self) -> ConsumeNotice {
         let has_left = std::mem::take(&mut self.has_left);

@@ -24,7 +24,7 @@ pub struct Worker {
     domains: BTreeMap<DomainId, Domain>,
     /// Parts whose device objects failed, which control has not been told of.
     lost: Vec<(DomainId, DomainError)>,
-    /// What the peers of such parts must be told.
+    /// Outputs of such parts: control tells the peers that their queue-pair groups are down.
     last_words: Vec<(DomainId, Output)>,
     domains_made: u64,
     is_armed: bool,

@@ -1,4 +1,4 @@
-//! What it is worth that receive memory stays in the processor's cache: two hosts in one process, of which one receives
+//! Measures the gain of receive memory that stays in the processor's cache: two hosts in one process, of which one receives
 //! messages into a ring or into a receive pool, and reads them some time later.
 //!
 //! | module | what |

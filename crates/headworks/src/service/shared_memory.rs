@@ -86,7 +86,7 @@ pub(super) fn bytes(view: &View) -> &[u8] {
         // SAFETY: `ptr_at` returns bytes of the view, which keeps them mapped while it is borrowed. Nobody
         // writes to them meanwhile. Allocated memory belongs to the application and is written only through
         // `&mut`, which only this module gives out. Received bytes are not overwritten before they are
-        // consumed (see the module's contract).
+        // consumed or, if they are kept, released (see the module's contract).
         Some(start) => unsafe { std::slice::from_raw_parts(start, view.len()) },
         None => &[],
     }

@@ -220,14 +220,14 @@ fn mark(
 /// A moment of a run.
 struct Moment {
     at: Instant,
-    /// What the other applications have read.
+    /// Bytes that the other applications have read.
     others: Vec<StreamingCount>,
     pool: PoolLevel,
     stalling: AppLevel,
     others_piecewise: f64,
 }
 
-/// What the daemon's metrics say of the application that stalls.
+/// Values of the daemon's metrics for the application that stalls.
 #[derive(Clone, Copy)]
 struct AppLevel {
     received: f64,

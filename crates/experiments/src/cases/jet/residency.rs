@@ -1,4 +1,4 @@
-//! What it is worth that receive memory stays in the processor's cache.
+//! The gain of receive memory that stays in the processor's cache.
 
 mod plan;
 mod service;

@@ -195,7 +195,7 @@ fn sample(
         (BYTES, until.per_second_since(from)),
         (APPLICATIONS_CPU, of_applications),
     ];
-    // What the kernel has for TCP is not in its processes' figures.
+    // The figures of the processes leave out the memory that the kernel uses for TCP.
     if point.arm != TCP {
         values.extend([
             (CPU, of_daemons),

@@ -194,7 +194,7 @@ pub(super) fn load(setting: Setting, message: u64, lag: u64) -> ResidencyLoad {
     }
 }
 
-/// What the machine and the device have, as far as points need it.
+/// Properties of the machine and of the device that decide which points are measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Available {
     /// Number of processors.
