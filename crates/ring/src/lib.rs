@@ -95,4 +95,4 @@ pub use message_channel::{EndSetup, MessageReceiver, MessageSender, Unconnected}
 pub use receiver::{HeldMessage, Message, Receiver};
 pub use sender::{Reservation, Sender};
 pub use setup::{ReceiverSetup, SenderSetup, SetupError};
-pub use slot_array::view_of;
+pub use slot_array::{view_of, view_of_buffer};

@@ -36,9 +36,6 @@ pub(crate) struct SlotArray {
     base: usize,
 }
 
-/// Keeps a buffer alive for a view.
-struct KeepAlive(#[allow(dead_code, reason = "held, not read")] Arc<dyn Buffer>);
-
 impl SlotArray {
     /// Returns the bytes that one end needs for an array of `array` bytes.
     pub(crate) const fn bytes(array: usize) -> usize {
@@ -189,13 +186,19 @@ impl SlotArray {
 /// If the region ends before `base`.
 pub fn view_of(region: &Region, base: usize) -> View {
     assert!(base <= region.len());
-    // SAFETY: `base` is within the region or at its end, as just checked.
-    let start = unsafe { region.buffer().as_ptr().add(base) };
-    let start = NonNull::new(start).unwrap_or(NonNull::dangling());
-    let keep = Arc::new(KeepAlive(region.buffer().clone()));
+    let whole = view_of_buffer(region.buffer());
+    let part = whole.part(base, region.len() - base);
+    part.expect("`base` is within the region or at its end")
+}
+
+/// Returns a view of all memory of a buffer, registered or not. Write to it only if the buffer's memory is
+/// writable: memory of [`Device::alloc`](headworks_verbs::Device::alloc) is. Allocates nothing.
+pub fn view_of_buffer(buffer: &Arc<dyn Buffer>) -> View {
+    let start = NonNull::new(buffer.as_ptr()).unwrap_or(NonNull::dangling());
+    let keeper: Arc<dyn Send + Sync> = buffer.clone();
     // SAFETY: a `Buffer` is mapped for its length until it is dropped, and the view keeps it alive. Slices
     // are made of slots only while the ring's protocol gives them to this end.
-    unsafe { View::from_raw(start, region.len() - base, keep) }
+    unsafe { View::from_raw(start, buffer.len(), keeper) }
 }
 
 /// Stores a word in a region that only this process writes.

@@ -1,17 +1,18 @@
-//! Receives a transfer into a pool, and processes it in slices: the program of docs/receive-pool.md.
+//! Sends two transfers, receives them into a pool, and processes them in slices: the program of docs/receive-pool.md.
 
 use std::collections::HashMap;
 use std::error::Error;
 use std::sync::Arc;
 
-use headworks_ring::view_of;
+use headworks_ring::{view_of, view_of_buffer};
 use headworks_rxpool::admission::Class;
 use headworks_rxpool::checksum::{PartChecksum, TransferChecksum, checksum};
 use headworks_rxpool::config::PoolConfig;
 use headworks_rxpool::holdings::HeldExtent;
 use headworks_rxpool::jobs::{Jobs, JobsConfig, SliceBytes};
 use headworks_rxpool::pool::AppLimits;
-use headworks_rxpool::receiver::{Announcement, Receiver, ReceiverEvent};
+use headworks_rxpool::receiver::{Announcement, Receiver, ReceiverEvent, TransferId};
+use headworks_rxpool::sender::{SendPayload, Sender, SenderConfig, Ticket};
 use headworks_rxpool::slices::ExtentSlices;
 use headworks_rxpool::units::UNIT;
 use headworks_shm::Registry;
@@ -23,7 +24,9 @@ use headworks_verbs::{
     QpType, QueuePair, Region,
 };
 
-const LEN: usize = 1_000_000;
+/// Bytes of a payload that is copied, and of one that is registered.
+const SHORT: usize = 100_000;
+const LONG: usize = 1_000_000;
 /// READs in flight on the queue pair.
 const DEPTH: u32 = 4;
 
@@ -31,15 +34,24 @@ fn main() -> Result<(), Box<dyn Error>> {
     // Any provider will do. This one needs no hardware.
     let folder = tempfile::tempdir()?;
     let provider = SoftProvider::on(Registry::open_at(folder.path().join("fabric"))?);
-    let sender = Host::open(&provider, "soft:h0")?;
+    let peer = Host::open(&provider, "soft:h0")?;
     let host = Host::open(&provider, "soft:h1")?;
-    let (_sender_end, own_end) = connect(&sender, &host)?;
+    let (_peer_end, own_end) = connect(&peer, &host)?;
 
-    // The sender lets the peer read its bytes, and computes their checksum.
-    let bytes: Vec<u8> = (0..LEN).map(|at| (at % 251) as u8).collect();
-    let source = sender.memory(LEN, Access::REMOTE_READ)?;
-    view_of(&source, 0).write(0, &bytes)?;
-    let sent = checksum(&bytes);
+    // The sender copies short payloads into memory that is registered already. It registers the buffer of a long
+    // payload. So the long payload is made in memory of the device.
+    let config = SenderConfig::default();
+    let mut sender = Sender::new(&*peer.device, peer.pd.clone(), &config, view_of_buffer)?;
+    let bytes: Vec<u8> = (0..LONG).map(|at| (at % 251) as u8).collect();
+    let long = peer.device.alloc(&AllocRequest::of(LONG))?;
+    view_of_buffer(&long).write(0, &bytes)?;
+    let payloads = [
+        SendPayload::Bytes(&bytes[..SHORT]),
+        SendPayload::Memory {
+            buffer: &long,
+            range: 0..LONG,
+        },
+    ];
 
     // The pool's memory is registered with local write alone: no peer gets its key.
     let config = PoolConfig {
@@ -55,54 +67,78 @@ fn main() -> Result<(), Box<dyn Error>> {
         quota: config.budget_units(),
     });
 
-    // Two threads compute checksums. The tag of a job is the extent that its slice belongs to.
+    // Two threads compute checksums. The tag of a job is the extent that its slice belongs to, and the length of the
+    // transfer.
     let view = view_of(&memory, 0);
-    let process = |_: HeldExtent, bytes: &mut SliceBytes<'_>| {
+    let process = |(_, len): (HeldExtent, u64), bytes: &mut SliceBytes<'_>| {
         let at = bytes.slice().at;
-        PartChecksum::of(bytes.copied(), at, LEN as u64)
+        PartChecksum::of(bytes.copied(), at, len)
     };
     let mut jobs = Jobs::start(JobsConfig::default(), view, process)?;
 
-    // The address, the key and the length came from the sender, over any connection.
-    receiver.announce(Announcement {
-        link,
-        app,
-        from: source.remote(0),
-        len: LEN as u64,
-    })?;
+    let mut incoming: HashMap<TransferId, Incoming> = HashMap::new();
+    for payload in payloads {
+        let sent = sender.send(payload)?;
+        // Two processes send the address, the key and the length over any connection. The checksum goes with them.
+        let transfer = receiver.announce(Announcement {
+            link,
+            app,
+            from: sent.from,
+            len: sent.len,
+        })?;
+        let one = Incoming {
+            ticket: sent.ticket,
+            way: if sent.is_copied {
+                "copied"
+            } else {
+                "registered"
+            },
+            len: sent.len,
+            checksum: checksum(&bytes[..sent.len as usize]),
+            computed: TransferChecksum::new(sent.len),
+        };
+        incoming.insert(transfer, one);
+    }
 
     let clock = std::time::Instant::now();
-    let mut extents: HashMap<HeldExtent, ExtentSlices> = HashMap::new();
-    let mut whole = TransferChecksum::new(LEN as u64);
-    let mut is_done = false;
-    while !is_done || !extents.is_empty() {
+    let mut extents: HashMap<HeldExtent, (TransferId, ExtentSlices)> = HashMap::new();
+    while sender.in_flight() > 0 || !extents.is_empty() {
         let now = Instant::from_nanos(clock.elapsed().as_nanos() as u64);
         receiver.step(now)?;
-        // A device without a thread of its own makes progress when it is polled. The sender's is in this process too.
-        sender.cq.poll(&mut [])?;
+        // A device without a thread of its own makes progress when it is polled. The peer's is in this process too.
+        peer.cq.poll(&mut [])?;
 
         while let Some(event) = receiver.event() {
             match event {
-                ReceiverEvent::Arrived { at, held, len, .. } => {
-                    extents.insert(held, ExtentSlices::new(held, at, len)?);
+                ReceiverEvent::Arrived {
+                    transfer,
+                    at,
+                    held,
+                    len,
+                } => {
+                    extents.insert(held, (transfer, ExtentSlices::new(held, at, len)?));
                 }
-                ReceiverEvent::Done(_) => is_done = true,
+                // The receiving process tells the sending one, which frees the copy or deregisters the buffer.
+                ReceiverEvent::Done(transfer) => sender.done(incoming[&transfer].ticket)?,
                 ReceiverEvent::Failed { why, .. } => return Err(why.into()),
                 // The pool is short. This program releases everything as soon as it can, and has no other sender.
-                ReceiverEvent::Copy(_) | ReceiverEvent::Signal => {}
+                ReceiverEvent::Copy(_) | ReceiverEvent::Overdue(_) | ReceiverEvent::Signal => {}
             }
         }
-        for (held, slices) in &mut extents {
+        for (held, (transfer, slices)) in &mut extents {
             while jobs.room() > 0
                 && let Some(slice) = slices.next()
             {
-                jobs.submit(slice, *held)?;
+                jobs.submit(slice, (*held, incoming[transfer].len))?;
             }
         }
         while let Some(job) = jobs.poll() {
-            let held = job.tag;
-            whole.add(&job.result??)?;
-            let slices = extents.get_mut(&held).ok_or("a job of no extent")?;
+            let (held, _) = job.tag;
+            let (transfer, slices) = extents.get_mut(&held).ok_or("a job of no extent")?;
+            let one = incoming
+                .get_mut(transfer)
+                .ok_or("an extent of no transfer")?;
+            one.computed.add(&job.result??)?;
             slices.processed(job.slice.unit)?;
             while let Some(units) = slices.releasable() {
                 receiver.release(app, held, units.start, units.len() as u32, now)?;
@@ -113,9 +149,28 @@ fn main() -> Result<(), Box<dyn Error>> {
         }
         std::thread::yield_now();
     }
-    whole.check(sent)?;
-    println!("{LEN} bytes arrived, CRC32C {sent:#010x}");
+    let mut incoming: Vec<Incoming> = incoming.into_values().collect();
+    incoming.sort_by_key(|one| one.len);
+    for one in incoming {
+        one.computed.check(one.checksum)?;
+        let Incoming {
+            len, way, checksum, ..
+        } = one;
+        println!("{len} bytes ({way}) arrived, CRC32C {checksum:#010x}");
+    }
     Ok(())
+}
+
+/// A transfer that was announced.
+struct Incoming {
+    ticket: Ticket,
+    /// Whether the sender copied or registered it.
+    way: &'static str,
+    len: u64,
+    /// CRC32C of the bytes that were sent.
+    checksum: u32,
+    /// CRC32C of the bytes that arrived.
+    computed: TransferChecksum,
 }
 
 /// A device and what both ends need of it.

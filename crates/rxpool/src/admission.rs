@@ -111,8 +111,9 @@ pub struct Admission<T> {
     read_bytes: u64,
     reads_max: u32,
     read_bytes_max: u64,
+    /// Bytes of the longest READ.
     fragment: u32,
-    /// Units of the longest footprint.
+    /// Units of the largest footprint of a transfer.
     footprint_max: u32,
 }
 

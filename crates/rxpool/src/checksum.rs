@@ -169,8 +169,8 @@ const fn product(mut one: u32, mut other: u32) -> u32 {
     product
 }
 
-/// `MOVES[digit][value]` moves a CRC by `value * 16^digit` bytes: it is `x` to the power of as many bits. With one table
-/// for each hexadecimal digit, a position in a transfer of 16 MiB takes at most six products.
+/// `MOVES[digit][value]` moves a CRC by `value * 16^digit` bytes: it is `x` to the power of as many bits. There is one
+/// table for each hexadecimal digit, so a position in a transfer of 16 MiB takes at most six products.
 static MOVES: [[u32; 16]; 16] = {
     let mut moves = [[1 << 31; 16]; 16];
     // x^8, which moves by one byte.

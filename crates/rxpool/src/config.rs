@@ -32,6 +32,9 @@ pub struct PoolConfig {
     /// Straggler time: how long an extent may be held before it counts as a straggler: 10 µs to 10 s. Default 2 ms.
     /// The paper's data stays for hundreds of microseconds (section 2.2).
     pub straggler_time: Duration,
+    /// How long an application may go on holding most of what it has as stragglers after it was to be copied out, while the
+    /// pool is short: 10 µs to 1 h. Then its connections are to be reset. Default 10 s.
+    pub reset_time: Duration,
     /// Least time between two signals to the senders: 10 µs to 10 s. Default 1 ms.
     pub signal_interval: Duration,
     /// For comparison: memory is handed out in turn, from the pool's first unit to its last, instead of where it was
@@ -52,6 +55,7 @@ impl Default for PoolConfig {
             mem_esc: None,
             credit: 50,
             straggler_time: Duration::from_micros(2000),
+            reset_time: Duration::from_secs(10),
             signal_interval: Duration::from_micros(1000),
             is_in_turn: false,
         }
@@ -74,6 +78,31 @@ pub struct PoolConfigError {
 const BUDGET: (u64, u64) = (EXTENT_MAX as u64, 1 << 30);
 /// Least and greatest time in nanoseconds.
 const TIME: (u64, u64) = (10_000, 10_000_000_000);
+/// Longest [`PoolConfig::reset_time`] in nanoseconds.
+const RESET_TIME_MAX: u64 = 3_600_000_000_000;
+
+/// Checks that a value is from `least` to `most`, and a multiple of `multiple`.
+pub(crate) fn check_number(
+    key: &'static str,
+    value: u64,
+    least: u64,
+    most: u64,
+    multiple: u64,
+) -> Result<(), PoolConfigError> {
+    if (least..=most).contains(&value) && value.is_multiple_of(multiple) {
+        return Ok(());
+    }
+    let of = match multiple {
+        1 => String::new(),
+        _ => format!(", a multiple of {multiple}"),
+    };
+    let allowed = format!("{least} to {most}{of}");
+    Err(PoolConfigError {
+        key,
+        value,
+        allowed,
+    })
+}
 
 /// Rounds bytes down to whole units.
 fn whole_units(bytes: u64) -> u64 {
@@ -119,6 +148,13 @@ impl PoolConfig {
                 1,
             ),
             (
+                "reset_time",
+                self.reset_time.nanos(),
+                TIME.0,
+                RESET_TIME_MAX,
+                1,
+            ),
+            (
                 "signal_interval",
                 self.signal_interval.nanos(),
                 TIME.0,
@@ -127,18 +163,7 @@ impl PoolConfig {
             ),
         ];
         for (key, value, least, most, multiple) in numbers {
-            if value < least || value > most || !value.is_multiple_of(multiple) {
-                let of = match multiple {
-                    1 => String::new(),
-                    _ => format!(", a multiple of {multiple}"),
-                };
-                let allowed = format!("{least} to {most}{of}");
-                return Err(PoolConfigError {
-                    key,
-                    value,
-                    allowed,
-                });
-            }
+            check_number(key, value, least, most, multiple)?;
         }
         Ok(())
     }
@@ -177,34 +202,34 @@ impl PoolConfig {
     pub fn escape(&self) -> EscapeConfig {
         let (safe, danger) = (self.safe_bytes(), self.danger_bytes());
         EscapeConfig {
-            cache_safe: units_of(safe) as u32,
-            cache_danger: units_of(danger) as u32,
-            mem_esc: units_of(self.mem_esc_bytes()) as u32,
+            cache_safe_units: units_of(safe) as u32,
+            cache_danger_units: units_of(danger) as u32,
+            mem_esc_units: units_of(self.mem_esc_bytes()) as u32,
             credit: self.credit,
             straggler_time: self.straggler_time,
             // A quarter of the distance between the thresholds, and no more than an empty pool has.
-            margin: units_of(((safe - danger.min(safe)) / 4).min(self.budget - safe)) as u32,
+            margin_units: units_of(((safe - danger.min(safe)) / 4).min(self.budget - safe)) as u32,
             signal_interval: self.signal_interval,
         }
     }
 }
 
-/// Parameters of the escape controller. Lengths are in units of the pool.
+/// Parameters of the escape controller. Lengths are in [units](UNIT) of the pool, not in bytes as in [`PoolConfig`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct EscapeConfig {
-    /// See [`PoolConfig::cache_safe`].
-    pub cache_safe: u32,
-    /// See [`PoolConfig::cache_danger`].
-    pub cache_danger: u32,
-    /// See [`PoolConfig::mem_esc`].
-    pub mem_esc: u32,
-    /// See [`PoolConfig::credit`].
+    /// Units: the pool is short when fewer are free. See [`PoolConfig::cache_safe`].
+    pub cache_safe_units: u32,
+    /// Units: the pool is in danger when fewer are free. See [`PoolConfig::cache_danger`].
+    pub cache_danger_units: u32,
+    /// Units of ordinary memory that may replace stragglers at the same time. See [`PoolConfig::mem_esc`].
+    pub mem_esc_units: u32,
+    /// Percent of what an application holds. See [`PoolConfig::credit`].
     pub credit: u32,
-    /// See [`PoolConfig::straggler_time`].
+    /// How long an extent may be held before it counts as a straggler. See [`PoolConfig::straggler_time`].
     pub straggler_time: Duration,
-    /// How far above a threshold the level must rise before the threshold counts as exceeded again.
-    pub margin: u32,
-    /// See [`PoolConfig::signal_interval`].
+    /// Units by which the level must rise above a threshold before it counts as being above (hysteresis).
+    pub margin_units: u32,
+    /// Least time between two signals to the senders. See [`PoolConfig::signal_interval`].
     pub signal_interval: Duration,
 }
 

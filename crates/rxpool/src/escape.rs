@@ -70,11 +70,11 @@ impl EscapeController {
     /// has fallen, and again while a decision asks for something.
     pub fn decide(&mut self, available: u32, replaced: u32, now: Instant) -> EscapeDecision {
         let config = &self.config;
-        let margin = config.margin;
-        self.is_short = is_below(self.is_short, available, config.cache_safe, margin);
+        let margin = config.margin_units;
+        self.is_short = is_below(self.is_short, available, config.cache_safe_units, margin);
         let was_in_danger = self.is_in_danger;
-        self.is_in_danger = is_below(was_in_danger, available, config.cache_danger, margin);
-        let relief = match config.mem_esc.saturating_sub(replaced) {
+        self.is_in_danger = is_below(was_in_danger, available, config.cache_danger_units, margin);
+        let relief = match config.mem_esc_units.saturating_sub(replaced) {
             _ if !self.is_short => Relief::None,
             0 => Relief::Copy,
             left => Relief::Replace(left),
@@ -118,7 +118,9 @@ impl EscapeController {
 
     /// Returns how many units must be free for the pool to be short no more.
     pub fn target(&self) -> u32 {
-        self.config.cache_safe.saturating_add(self.config.margin)
+        self.config
+            .cache_safe_units
+            .saturating_add(self.config.margin_units)
     }
 
     /// Returns how long an extent may be held before it counts as a straggler.

@@ -10,7 +10,7 @@ use headworks_verbs::{Duration, Instant};
 
 use crate::units::{PoolExtent, UNITS_MAX};
 
-/// Identifies an application of the pool. No two applications of a pool have the same, also one after the other.
+/// Identifies an application of the pool. A pool uses no id twice, also not after the application was removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct AppId {
     at: u32,
@@ -87,24 +87,24 @@ pub struct AppUse {
     pub refused: u64,
 }
 
-/// No record.
+/// Stands for no record.
 const NONE: u32 = u32::MAX;
 
 /// Record of an extent that an application holds.
 #[derive(Clone, Copy, Debug)]
 struct Record {
-    /// Units held, as bits counted from the extent's first. 0: there is no such extent.
+    /// Units held, as bits counted from the extent's first. 0 if the record is free.
     held: u64,
     extent: PoolExtent,
     /// Generation of the extent. It changes when the extent's last unit is released, so a [`HeldExtent`] with this
     /// generation is held.
     generation: u32,
     app: AppId,
-    /// When the bytes arrived, once they have.
+    /// When the bytes arrived. Not valid before that.
     since: Instant,
-    /// Neighbours in the application's list, once the bytes have arrived. If there is no such extent, `next` is the
-    /// next such record.
+    /// The next record in the application's list, once the bytes have arrived. In a free record: the next free one.
     next: u32,
+    /// The record before this one in the application's list.
     previous: u32,
     state: RecordState,
 }

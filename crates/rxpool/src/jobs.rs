@@ -165,7 +165,7 @@ impl<T> Shared<T> {
     }
 }
 
-/// Threads that process slices of a pool. `T` is what the caller wants to know of a slice again when it completes;
+/// Threads that process slices of a pool. `T` is the caller's tag of a slice, which the completed job returns.
 /// `R` is what the processing function returns.
 ///
 /// Dropping it waits for the jobs that are running; those that are queued are not begun.

@@ -70,8 +70,8 @@ struct Announced {
 #[derive(Clone, Debug, Default)]
 pub struct Landing {
     transfers: VecDeque<Announced>,
-    /// Bytes before the first transfer's rest that the application has not consumed: they came in line, are being READ or
-    /// were READ.
+    /// Bytes before the first transfer's rest that the application has not consumed. They came in line, are being READ
+    /// or were READ.
     unread: u64,
 }
 
@@ -119,8 +119,9 @@ impl Landing {
         self.transfers.front().map(|first| first.left)
     }
 
-    /// Returns where the next bytes go. `fragment` is the length of a READ at most, and `ring` the room in the part of
-    /// the connection's own ring that the sender may not use, in bytes. A READ into the ring counts in the windows of READs like any other.
+    /// Returns where the next bytes go. `fragment` is the length of the longest READ in bytes. `ring` is the room, in
+    /// bytes, in the part of the connection's own ring that the sender may not use. A READ into the ring counts in the
+    /// windows of READs like any other.
     pub fn next(&self, grant: Grant, fragment: u32, ring: u32) -> LandingStep {
         let Some(left) = self.first() else {
             return LandingStep::Nothing;

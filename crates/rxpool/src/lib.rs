@@ -8,9 +8,9 @@
 //! (section 2.2). An application that keeps its extents for long makes the pool short; the escape controller then
 //! replaces them by ordinary memory, has them copied out, or slows the senders down.
 //!
-//! All modules but [`receiver`] and [`jobs`] are pure: they decide, and have no memory, clock, I/O or thread.
-//! `receiver` posts READs on any device. Its caller copies, signals the senders, and tells it the time. `jobs` is
-//! optional: it starts threads that process what has arrived.
+//! All modules but [`receiver`], [`sender`] and [`jobs`] are pure: they decide, and have no memory, clock, I/O or
+//! thread. `receiver` posts READs on any device. Its caller copies, signals the senders, and tells it the time.
+//! `sender` copies payloads and registers memory. `jobs` is optional: it starts threads that process what has arrived.
 //!
 //! # Map
 //!
@@ -24,6 +24,7 @@
 //! | [`escape`] | escape controller: thresholds and what follows | 4.3, Algorithm 1 |
 //! | [`pool`] | the pool: allocator, holdings and escape together, with quotas and claims | 4.1, 4.2 |
 //! | [`receiver`] | the pool on verbs: READs announced transfers, and tells what arrived | 3.2, 4.1.2 |
+//! | [`sender`] | the sending end: copies or registers payloads | RaaS: III-B, V-A |
 //! | [`slices`] | cuts extents that arrived into slices of 4 KiB, which are processed in any order | 3.2, 4.2 |
 //! | [`jobs`] | threads that process slices | 3.2 |
 //! | `checksum` | CRC32C of slices and transfers; with the feature `crc32c`, which is on by default | |
@@ -38,8 +39,8 @@
 //! - Low classes get ordinary memory only in the daemon: this crate has none to give. No task reads replaced memory
 //!   periodically.
 //! - A transfer whose connection has nothing to read lands in the connection's own ring if the pool has no memory for
-//!   it. The daemon first tries ordinary memory of the application. The paper does not say what happens to an application that waits for such a transfer while others fill the
-//!   pool.
+//!   it. The daemon first tries ordinary memory of the application. The paper does not say what happens to an
+//!   application that waits for such a transfer while others fill the pool.
 //! - What differs in Algorithm 1 is at the top of [`escape`].
 #![deny(unsafe_code)]
 
@@ -53,5 +54,6 @@ pub mod jobs;
 pub mod landing;
 pub mod pool;
 pub mod receiver;
+pub mod sender;
 pub mod slices;
 pub mod units;

@@ -18,7 +18,7 @@
 
 use std::ops::Range;
 
-use headworks_verbs::Instant;
+use headworks_verbs::{Duration, Instant};
 
 use crate::admission::Class;
 use crate::config::PoolConfig;
@@ -69,6 +69,9 @@ pub struct EscapeStep {
     /// The application whose data must be copied out of the pool, and all of it released. It is named once, and again
     /// after it was not slow for a while.
     pub copy: Option<AppId>,
+    /// An application that was named [`PoolConfig::reset_time`] ago, and still holds what it held too long: its connections
+    /// are to be reset. It is named again after as long.
+    pub overdue: Option<AppId>,
     /// Whether no transfer may be admitted and no receive promised.
     pub stops_admission: bool,
     /// Whether the senders are to be signalled, once.
@@ -90,6 +93,8 @@ pub struct PoolCounters {
     pub replacements: u64,
     /// Applications named to be copied out.
     pub copies: u64,
+    /// Applications named as overdue.
+    pub resets: u64,
     /// Signals to the senders.
     pub signals: u64,
 }
@@ -103,8 +108,8 @@ struct App {
     limits: AppLimits,
     /// Units that its admitted transfers are expected to take.
     claim: u32,
-    /// Whether it was named to be copied out and is still slow.
-    is_named: bool,
+    /// When it was named to be copied out, or as overdue, if it is slow since.
+    named_at: Option<Instant>,
 }
 
 /// Use of the pool by an application, as far as it decides what the application may get.
@@ -130,11 +135,13 @@ impl UseOfApp {
 pub struct ReceivePool {
     free: FreeUnits,
     reserve: FreeUnits,
-    /// The units that circulate at first, and those that are in reserve.
+    /// The units that circulate at first.
     own: Range<u32>,
+    /// The units that are in reserve at first.
     spare: Range<u32>,
-    /// Units of `spare` among the free ones, and of `own` in the reserve.
+    /// Number of units of `spare` in `free`.
     spare_free: u32,
+    /// Number of units of `own` in `reserve`.
     own_in_reserve: u32,
     holdings: Holdings,
     apps: Vec<App>,
@@ -143,9 +150,10 @@ pub struct ReceivePool {
     /// Whether transfers wait, so that nobody gets more than it has claimed.
     is_contended: bool,
     escape: EscapeController,
+    reset_time: Duration,
     /// Units of stragglers that are replaced.
     replaced: u32,
-    /// Whether any application was named since the pool was last long enough.
+    /// Whether an application was named to be copied out since the pool became short.
     has_named: bool,
     /// The application at which the next step of the escape controller begins.
     next: usize,
@@ -172,6 +180,7 @@ impl ReceivePool {
             reserved: 0,
             is_contended: false,
             escape: EscapeController::new(escape),
+            reset_time: config.reset_time,
             replaced: 0,
             has_named: false,
             next: 0,
@@ -186,7 +195,7 @@ impl ReceivePool {
         let app = App {
             limits,
             claim: 0,
-            is_named: false,
+            named_at: None,
         };
         match self.apps.get_mut(id.place()) {
             Some(old) => *old = app,
@@ -216,8 +225,8 @@ impl ReceivePool {
         self.holdings.has(id).then_some(app)
     }
 
-    /// Claimed units that an application does not hold. Stragglers that were replaced do not count: they take nothing of the
-    /// budget.
+    /// Claimed units that an application does not hold. Stragglers that were replaced do not count as held, because
+    /// they take nothing of the budget.
     #[inline]
     fn unused(&self, id: AppId) -> u32 {
         self.use_of(id).map_or(0, |of| of.unused())
@@ -328,8 +337,8 @@ impl ReceivePool {
         Some(taken)
     }
 
-    /// Checks whether an application may get `least` units, of `units` that it wants, and returns what it uses and how many it
-    /// may get.
+    /// Checks whether an application that wants `units` units may get at least `least`. Returns what it uses and how
+    /// many units it may get.
     #[inline]
     fn check(&mut self, id: AppId, units: u32, least: u32) -> Result<(UseOfApp, u32), GetError> {
         let of = self.use_of(id).ok_or(GetError::NoApp)?;
@@ -465,19 +474,22 @@ impl ReceivePool {
         };
         self.counters.signals += u64::from(decided.signals);
         if decided.relief == Relief::None && std::mem::take(&mut self.has_named) {
-            // When the pool runs short again, all are looked at anew.
-            self.apps.iter_mut().for_each(|app| app.is_named = false);
+            // The next time the pool runs short, each application may be named again.
+            self.apps.iter_mut().for_each(|app| app.named_at = None);
         }
         match decided.relief {
             Relief::None => {}
             Relief::Replace(most) => {
                 let is_too_long = self.replace(most, now, &mut step);
                 if is_too_long && step.replaced == 0 {
-                    // What is left of the reserve is of no use.
+                    // No straggler fits what is left of the reserve.
                     step.copy = self.slow(now);
                 }
             }
             Relief::Copy => step.copy = self.slow(now),
+        }
+        if step.copy.is_none() && decided.relief != Relief::None && self.has_named {
+            step.overdue = self.overdue(now);
         }
         step
     }
@@ -541,11 +553,12 @@ impl ReceivePool {
     /// Returns the next application that releases slowly and was not named since it became slow.
     fn slow(&mut self, now: Instant) -> Option<AppId> {
         for id in self.in_turn() {
-            let used = self.holdings.age(id, now);
-            let held = used.held - used.replaced;
-            let is_slow = self.escape.is_slow(used.stragglers - used.replaced, held);
-            let was_named = std::mem::replace(&mut self.apps[id.place()].is_named, is_slow);
-            if is_slow && !was_named {
+            let is_slow = self.is_slow_now(id, now);
+            let app = &mut self.apps[id.place()];
+            if !is_slow {
+                app.named_at = None;
+            } else if app.named_at.is_none() {
+                app.named_at = Some(now);
                 self.has_named = true;
                 self.counters.copies += 1;
                 return Some(id);
@@ -554,9 +567,46 @@ impl ReceivePool {
         None
     }
 
+    /// Returns the next application that has been slow for [`PoolConfig::reset_time`].
+    fn overdue(&mut self, now: Instant) -> Option<AppId> {
+        let is_due = |since: Instant| now.since(since) >= self.reset_time;
+        let all = self.holdings.apps();
+        let due: Vec<AppId> = all
+            .filter(|id| {
+                let app = &self.apps[id.place()];
+                app.named_at.is_some_and(is_due)
+            })
+            .collect();
+        for id in due {
+            // It may have released much since.
+            if self.is_slow_now(id, now) {
+                self.apps[id.place()].named_at = Some(now);
+                self.counters.resets += 1;
+                return Some(id);
+            }
+            self.apps[id.place()].named_at = None;
+        }
+        None
+    }
+
+    fn is_slow_now(&mut self, id: AppId, now: Instant) -> bool {
+        let used = self.holdings.age(id, now);
+        let held = used.held - used.replaced;
+        self.escape.is_slow(used.stragglers - used.replaced, held)
+    }
+
+    /// Returns when the next application is overdue at the latest.
+    fn overdue_at(&self) -> Option<Instant> {
+        let named = self.holdings.apps().map(|id| &self.apps[id.place()]);
+        named
+            .filter_map(|app| app.named_at)
+            .min()
+            .map(|since| since + self.reset_time)
+    }
+
     /// Whether an application was named to be copied out, and the pool is still short.
     pub fn is_slow(&self, id: AppId) -> bool {
-        self.app(id).is_some_and(|app| app.is_named)
+        self.app(id).is_some_and(|app| app.named_at.is_some())
     }
 
     /// Number of free units.
@@ -581,7 +631,8 @@ impl ReceivePool {
             .apps()
             .filter_map(|app| self.holdings.ages_at(app));
         let ages = ages.filter(|_| self.escape.is_short());
-        ages.chain(self.escape.deadline()).min()
+        let overdue = self.overdue_at().filter(|_| self.escape.is_short());
+        ages.chain(self.escape.deadline()).chain(overdue).min()
     }
 
     /// Claimed units that are not held.

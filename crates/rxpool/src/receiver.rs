@@ -1,9 +1,9 @@
 //! The pool on verbs: READs announced transfers into extents of the pool, and tells what arrived (sections 3.2 and
 //! 4.1.2).
 //!
-//! A peer announces a transfer, by whatever means the program has: where it lies in the peer's memory, and how long it
-//! is. The receiver queues it, and after its admission READs it in fragments. What has arrived is an event that names
-//! an extent, in the order of the transfer. The program uses the bytes where they lie and
+//! A peer announces a transfer over any connection of the program: where it lies in the peer's memory, and how long it
+//! is. The receiver queues the transfer, and READs it in fragments after its admission. An event names each extent that
+//! has arrived, in the order of the transfer. The program uses the bytes where they lie and
 //! [releases](Receiver::release) them, all at once or in pieces of 4 KiB. Everything happens in [`Receiver::step`],
 //! which never blocks.
 //!
@@ -23,14 +23,14 @@ use crate::holdings::{AppId, HeldExtent, ReleaseError};
 use crate::pool::{AppLimits, ReceivePool};
 use crate::units::{UNIT, units_of};
 
-/// Identifies a queue pair of a receiver. No two of a receiver have the same, also one after the other.
+/// Identifies a queue pair of a receiver. A receiver uses no id twice, also not after the queue pair was removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LinkId {
     at: usize,
     number: u64,
 }
 
-/// Number of a transfer of a receiver. No two transfers of a receiver have the same.
+/// Identifies a transfer of a receiver. A receiver uses no id twice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TransferId(u64);
 
@@ -43,7 +43,7 @@ pub struct Announcement {
     pub app: AppId,
     /// Where the bytes lie in the peer's memory.
     pub from: RemoteAddr,
-    /// Their number.
+    /// Number of bytes.
     pub len: u64,
 }
 
@@ -58,7 +58,7 @@ pub enum ReceiverEvent {
         at: u64,
         /// Where the bytes lie.
         held: HeldExtent,
-        /// Their number. The extent is longer by less than a unit.
+        /// Number of bytes. The extent is longer by less than a unit.
         len: u32,
     },
     /// All bytes of a transfer have arrived.
@@ -73,6 +73,9 @@ pub enum ReceiverEvent {
     /// An application holds its extents for long, and the pool is short: copy its data elsewhere and release all of
     /// it.
     Copy(AppId),
+    /// An application whose data was to be copied out still holds its extents, after
+    /// [`reset_time`](crate::config::PoolConfig::reset_time), and the pool is short: end its transfers.
+    Overdue(AppId),
     /// The pool is in danger: the peers are to send more slowly.
     Signal,
 }
@@ -124,8 +127,9 @@ pub enum ReceiverError {
 struct Link {
     number: u64,
     qp: Box<dyn QueuePair>,
-    /// Number of READs that it may have in flight, and of those that are.
+    /// READs that the queue pair may have in flight.
     depth: u32,
+    /// READs that are in flight.
     in_flight: u32,
     failed: Option<TransferError>,
     /// Whether it is removed once nothing is in flight.
@@ -135,14 +139,15 @@ struct Link {
 struct Transfer {
     id: TransferId,
     announced: Announcement,
-    /// Bytes for which a READ was begun, and bytes that have arrived.
+    /// Bytes for which a READ was begun.
     begun: u64,
+    /// Bytes that have arrived.
     arrived: u64,
     in_flight: u32,
     admitted: Option<Admitted<usize>>,
-    /// Since when it gets no memory although it was admitted.
+    /// Since when the pool has no memory for the transfer, although it was admitted.
     starved: Option<Instant>,
-    /// Whether nothing more of it is told.
+    /// Whether the transfer has failed, and causes no more events.
     failed: bool,
 }
 
@@ -342,6 +347,8 @@ impl Receiver {
         let escape = self.pool.escape_step(now);
         self.stops_admission = escape.stops_admission;
         self.events.extend(escape.copy.map(ReceiverEvent::Copy));
+        self.events
+            .extend(escape.overdue.map(ReceiverEvent::Overdue));
         if escape.signals {
             self.events.push_back(ReceiverEvent::Signal);
         }

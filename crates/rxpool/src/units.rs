@@ -101,7 +101,7 @@ pub struct NotInUse {
 const LISTS: usize = UNITS_MAX.ilog2() as usize + 1;
 /// List of blocks without free units. No such list is kept.
 const FULL: u8 = LISTS as u8;
-/// No block.
+/// Stands for no block.
 const NONE: u32 = u32::MAX;
 
 #[derive(Clone, Copy, Debug)]
@@ -216,7 +216,7 @@ impl FreeUnits {
         self.take(units.min(1 << longest))
     }
 
-    /// Takes `units` units, 1 to [`UNITS_MAX`], that lie side by side, where they are first free from unit `from` on, or
+    /// Takes `units` units, 1 to [`UNITS_MAX`], that lie side by side: the first that are free from unit `from` on, or
     /// else from the beginning. Takes time in proportion to the number of blocks without as many.
     pub fn take_from(&mut self, from: u32, units: u32) -> Option<PoolExtent> {
         if !(1..=UNITS_MAX).contains(&units) {
@@ -264,6 +264,51 @@ impl FreeUnits {
         self.set(at, free & !taken.mask());
         self.free -= taken.units;
         Some(taken)
+    }
+
+    /// Takes `units` units that lie side by side, also more than a block has. Up to [`UNITS_MAX`] units are taken as by
+    /// [`take`](Self::take). More units begin at a block, and take time in proportion to the number of blocks. Returns
+    /// the units' numbers, or `None` if the units are not free or `units` is 0.
+    pub fn take_run(&mut self, units: u32) -> Option<Range<u32>> {
+        if units <= UNITS_MAX {
+            let taken = self.take(units)?;
+            return Some(taken.first..taken.first + taken.units);
+        }
+        // All blocks of the run but the last are used whole.
+        let whole = (units - 1) / UNITS_MAX;
+        let last = u64::MAX >> (UNITS_MAX - (units - whole * UNITS_MAX));
+        let mut before = 0;
+        for (at, block) in self.blocks.iter().enumerate() {
+            if before >= whole && block.free & last == last {
+                let first = (at as u32 - whole) * UNITS_MAX;
+                let run = first..first + units;
+                for part in parts_of(&run) {
+                    let free = self.blocks[part.block()].free;
+                    self.set(part.first / UNITS_MAX, free & !part.mask());
+                }
+                self.free -= units;
+                return Some(run);
+            }
+            let is_free = block.free == u64::MAX;
+            before = if is_free { before + 1 } else { 0 };
+        }
+        None
+    }
+
+    /// Releases units that [`take_run`](Self::take_run) returned.
+    ///
+    /// # Errors
+    ///
+    /// [`NotInUse`], and then nothing is released.
+    pub fn release_run(&mut self, run: &Range<u32>) -> Result<(), NotInUse> {
+        if run.is_empty() || !parts_of(run).all(|part| self.is_in_use(part)) {
+            return Err(NotInUse {
+                first: run.start,
+                units: run.end.saturating_sub(run.start),
+            });
+        }
+        parts_of(run).for_each(|part| self.release_in_use(part));
+        Ok(())
     }
 
     /// Releases units. Their block becomes the first of its list.
@@ -346,6 +391,20 @@ impl FreeUnits {
         block.previous = NONE;
         block.list = list;
     }
+}
+
+/// Cuts units that lie side by side into one extent for each block.
+fn parts_of(run: &Range<u32>) -> impl Iterator<Item = PoolExtent> + use<> {
+    let run = run.clone();
+    let blocks = run.start / UNITS_MAX..run.end.div_ceil(UNITS_MAX);
+    blocks.map(move |block| {
+        let first = (block * UNITS_MAX).max(run.start);
+        let end = (block * UNITS_MAX).saturating_add(UNITS_MAX).min(run.end);
+        PoolExtent {
+            first,
+            units: end - first,
+        }
+    })
 }
 
 /// Returns the list of a block: the binary logarithm of its longest run of free units, rounded down.

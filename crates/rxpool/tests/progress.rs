@@ -1,5 +1,5 @@
-//! Whoever reads one connection gets its bytes, whatever holds the pool: the rules of landing and admission with the
-//! real pool, under every short schedule and under random long ones.
+//! An application that reads a connection gets its bytes, even if others hold the whole pool. The rules of landing and
+//! admission run with the real pool, under every short schedule and under random long ones.
 
 use std::collections::VecDeque;
 
@@ -12,8 +12,9 @@ use headworks_rxpool::units::{EXTENT_MAX, UNIT, units_of};
 use headworks_verbs::{Duration, Instant};
 use proptest::prelude::*;
 
-/// Bytes of a connection's own ring that the sender may use, and those that it may not.
+/// Bytes of a connection's own ring that the sender may use.
 const PROMISED: u32 = UNIT / 2;
+/// Bytes of the ring that the sender may not use.
 const RESERVE: u32 = UNIT / 2;
 /// Rounds in which the connection that is read must get all of its bytes.
 const ROUNDS: usize = 4000;
@@ -52,16 +53,18 @@ struct Connection {
     app: AppId,
     class: Class,
     landing: Landing,
-    /// Whether the first transfer waits for admission, or was admitted.
+    /// Whether the first transfer waits for admission.
     waits: bool,
+    /// The first transfer, if it was admitted.
     admitted: Option<Admitted<usize>>,
     coming: VecDeque<Coming>,
     in_flight: VecDeque<Arrived>,
     arrived: VecDeque<Arrived>,
     /// Bytes in line that were not read.
     in_line: u32,
-    /// Bytes announced and read.
+    /// Bytes that were announced.
     announced: u64,
+    /// Bytes that the application has read.
     read: u64,
 }
 

@@ -1,5 +1,5 @@
 //! The pool on the software RNIC: transfers of every size through a pool that is much smaller, failures, slow and
-//! leaving applications, slices that are processed on threads.
+//! leaving applications, slices that are processed on threads, and payloads of a sender.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -20,13 +20,16 @@ use headworks_verbs::bringup::ConnectionParams;
 use headworks_verbs::completion::{CompletionQueue, CqInit, Status};
 use headworks_verbs::{
     Access, AllocRequest, BringUp, Device, Duration, Instant, ProtectionDomain, Provider, QpAttr,
-    QpCaps, QpInit, QpState, QpType, QueuePair, Region,
+    QpCaps, QpInit, QpState, QpType, QueuePair, Region, RemoteAddr,
 };
 use proptest::prelude::*;
 
 #[cfg(feature = "crc32c")]
 #[path = "receiver/slices.rs"]
 mod slices;
+
+#[path = "receiver/sends.rs"]
+mod sends;
 
 /// Bytes of the sending host's memory.
 const SOURCE: usize = 3 << 20;
@@ -144,8 +147,16 @@ impl World {
     }
 
     fn announce(&mut self, link: LinkId, app: AppId, at: usize, len: usize) -> TransferId {
-        let from = self.source.remote(at);
-        let len = len as u64;
+        self.announce_from(link, app, self.source.remote(at), len as u64)
+    }
+
+    fn announce_from(
+        &mut self,
+        link: LinkId,
+        app: AppId,
+        from: RemoteAddr,
+        len: u64,
+    ) -> TransferId {
         let announced = Announcement {
             link,
             app,
@@ -259,7 +270,7 @@ proptest! {
                         prop_assert_eq!(known.arrived, known.len);
                     }
                     ReceiverEvent::Failed { why, .. } => prop_assert!(false, "{}", why),
-                    ReceiverEvent::Copy(_) | ReceiverEvent::Signal => {}
+                    ReceiverEvent::Copy(_) | ReceiverEvent::Overdue(_) | ReceiverEvent::Signal => {}
                 }
             }
             let (reads, bytes) = world.receiver.in_flight();

@@ -7,12 +7,12 @@ use crate::config::PoolConfig;
 
 fn config() -> EscapeConfig {
     EscapeConfig {
-        cache_safe: 100,
-        cache_danger: 40,
-        mem_esc: 64,
+        cache_safe_units: 100,
+        cache_danger_units: 40,
+        mem_esc_units: 64,
         credit: 50,
         straggler_time: Duration::from_micros(500),
-        margin: 10,
+        margin_units: 10,
         signal_interval: Duration::from_micros(100),
     }
 }
@@ -61,10 +61,10 @@ fn slow_is_who_holds_more_stragglers_than_the_credit() {
 #[test]
 fn no_state_of_a_small_controller_breaks_a_rule() {
     let config = EscapeConfig {
-        cache_safe: 4,
-        cache_danger: 2,
-        mem_esc: 1,
-        margin: 1,
+        cache_safe_units: 4,
+        cache_danger_units: 2,
+        mem_esc_units: 1,
+        margin_units: 1,
         signal_interval: Duration::from_nanos(2),
         ..config()
     };
@@ -138,7 +138,7 @@ fn every_legal_configuration_leaves_every_action_when_nothing_is_held() {
                 config.check().unwrap();
                 let mut controller = EscapeController::new(config.escape());
                 let none = controller.decide(0, 0, at(0));
-                let has_danger = config.escape().cache_danger > 0;
+                let has_danger = config.escape().cache_danger_units > 0;
                 assert_eq!(none.stops_admission, has_danger, "{config:?}");
                 let all = controller.decide(config.budget_units(), 0, at(1));
                 assert_eq!(all, EscapeDecision::default(), "{config:?}");

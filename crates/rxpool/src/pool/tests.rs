@@ -320,3 +320,34 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn an_application_that_keeps_what_it_has_is_named_overdue_and_one_that_releases_is_not() {
+    let reset_time = Duration::from_micros(500);
+    for releases in [false, true] {
+        let mut pool = ReceivePool::new(&PoolConfig {
+            mem_esc: Some(0),
+            reset_time,
+            ..config()
+        });
+        let slow = pool.add(LIMITS);
+        let held = take(&mut pool, slow, &[64, 64, 64, 16], at(0));
+        pool.escape_step(at(100));
+        assert_eq!(pool.escape_step(at(200)).copy, Some(slow));
+        assert_eq!(pool.escape_step(at(699)).overdue, None);
+        let due = pool.deadline().expect("the pool is short");
+        assert!(due <= at(700), "{due:?}");
+        if releases {
+            // What is left is young.
+            for one in held {
+                pool.release(slow, one, 0, one.extent.units).unwrap();
+            }
+            take(&mut pool, slow, &[64, 64, 64, 16], at(699));
+        }
+        let overdue = pool.escape_step(at(700)).overdue;
+        assert_eq!(overdue, (!releases).then_some(slow));
+        assert_eq!(pool.escape_step(at(1199)).overdue, None);
+        assert_eq!(pool.counters().resets, u64::from(!releases));
+        assert_eq!(pool.escape_step(at(1200)).overdue, overdue, "again");
+    }
+}

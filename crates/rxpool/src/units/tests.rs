@@ -214,3 +214,59 @@ fn memory_taken_in_turn_is_all_used_before_any_is_used_again() {
     let mut full = FreeUnits::partly_free(UNITS_MAX, 0..0);
     assert_eq!(full.take_from(5, 1), None);
 }
+
+proptest! {
+    /// A long run is found where a plain search finds one, is taken once, and is released whole.
+    #[test]
+    fn long_runs_are_found_and_taken_once(
+        units in 1u32..400,
+        steps in proptest::collection::vec((any::<bool>(), 0u32..300, any::<usize>()), 0..60),
+    ) {
+        let mut pool = FreeUnits::free(units);
+        let mut used = BTreeSet::new();
+        let mut taken: Vec<Range<u32>> = Vec::new();
+        for (takes, wanted, which) in steps {
+            if takes {
+                let is_there = if wanted <= UNITS_MAX {
+                    wanted > 0 && wanted.next_power_of_two() <= longest(&used, units)
+                } else {
+                    let starts = (0..units).step_by(UNITS_MAX as usize);
+                    starts.into_iter().any(|first| {
+                        first + wanted <= units
+                            && used.range(first..first + wanted).next().is_none()
+                    })
+                };
+                let run = pool.take_run(wanted);
+                prop_assert_eq!(run.is_some(), is_there, "{} units", wanted);
+                if let Some(run) = run {
+                    prop_assert!(run.end <= units && run.len() == wanted as usize);
+                    for unit in run.clone() {
+                        prop_assert!(used.insert(unit), "unit {} taken twice", unit);
+                    }
+                    taken.push(run);
+                }
+            } else if !taken.is_empty() {
+                let run = taken.swap_remove(which % taken.len());
+                let longer = run.start..run.end + 1;
+                if !used.contains(&run.end) {
+                    prop_assert!(pool.release_run(&longer).is_err());
+                }
+                prop_assert_eq!(pool.release_run(&run), Ok(()));
+                prop_assert!(pool.release_run(&run).is_err(), "released twice");
+                run.for_each(|unit| assert!(used.remove(&unit)));
+            }
+            prop_assert_eq!(pool.available(), units - used.len() as u32);
+        }
+    }
+}
+
+#[test]
+fn impossible_runs_are_refused() {
+    let mut pool = FreeUnits::partly_free(2 * UNITS_MAX, 0..0);
+    let wrong = [(5, 5), (9, 5), (0, u32::MAX), (u32::MAX - 1, u32::MAX)];
+    for run in wrong.map(|(from, to)| from..to) {
+        assert!(pool.release_run(&run).is_err(), "{run:?}");
+    }
+    assert_eq!(pool.release_run(&(3..100)), Ok(()));
+    assert_eq!(pool.available(), 97);
+}

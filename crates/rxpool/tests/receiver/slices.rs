@@ -4,7 +4,11 @@ use headworks_rxpool::checksum::{ChecksumError, PartChecksum, TransferChecksum, 
 use headworks_rxpool::jobs::{Jobs, JobsConfig, SliceBytes};
 use headworks_rxpool::slices::ExtentSlices;
 
+use self::oracle::plain_crc32c;
 use super::*;
+
+#[path = "../../src/checksum/oracle.rs"]
+mod oracle;
 
 /// The extent and the transfer of a slice, and the transfer's bytes.
 type Tag = (u64, TransferId, u64);
@@ -76,7 +80,7 @@ impl<R: Send + 'static> Pipeline<R> {
                     }
                     ReceiverEvent::Failed { why, .. } => panic!("{why}"),
                     // The threads may be slow.
-                    ReceiverEvent::Copy(_) | ReceiverEvent::Signal => {}
+                    ReceiverEvent::Copy(_) | ReceiverEvent::Overdue(_) | ReceiverEvent::Signal => {}
                 }
             }
             for (number, (transfer, slices)) in &mut self.extents {
@@ -112,18 +116,6 @@ impl<R: Send + 'static> Pipeline<R> {
             self.extents.remove(&number);
         }
     }
-}
-
-/// CRC32C bit by bit, as the definition has it.
-fn plain_crc32c(bytes: &[u8]) -> u32 {
-    let mut crc = u32::MAX;
-    for byte in bytes {
-        crc ^= u32::from(*byte);
-        for _ in 0..8 {
-            crc = crc >> 1 ^ (0x82f6_3b78 & (crc & 1).wrapping_neg());
-        }
-    }
-    !crc
 }
 
 #[test]
