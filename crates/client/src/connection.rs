@@ -207,6 +207,12 @@ pub struct SendHalf {
 }
 
 impl SendHalf {
+    /// Whether the latest call found no room because the next ring lies in a slab that the session has not read from its
+    /// socket.
+    pub fn is_withheld(&self) -> bool {
+        self.egress.is_withheld()
+    }
+
     /// Copies as many bytes as there is room for, and returns their number.
     ///
     /// # Errors

@@ -301,15 +301,18 @@ pub enum Reset {
     Stopping = 4,
     /// The other daemon broke the protocol between daemons.
     Protocol = 5,
+    /// This application kept what it had received for too long while the receive pool was short.
+    Kept = 6,
 }
 
 impl Reset {
-    const ALL: [Self; 5] = [
+    const ALL: [Self; 6] = [
         Self::ByPeer,
         Self::Unreachable,
         Self::Misuse,
         Self::Stopping,
         Self::Protocol,
+        Self::Kept,
     ];
 
     /// The reason with number `code`: `None` for 0, [`Reset::Protocol`] for an unknown number.
@@ -327,6 +330,7 @@ impl std::fmt::Display for Reset {
             Self::Misuse => "this application broke the contract of shared memory",
             Self::Stopping => "a daemon is stopping",
             Self::Protocol => "the other daemon broke the protocol",
+            Self::Kept => "this application kept received memory for too long",
         })
     }
 }
@@ -339,7 +343,7 @@ mod tests {
     #[test]
     fn status_is_one_word() {
         for is_ended in [false, true] {
-            for code in 0..=5 {
+            for code in 0..=6 {
                 let reset = Reset::from_code(code);
                 let status = Status { is_ended, reset };
                 assert_eq!(Status::from_bits(status.bits()), status);

@@ -61,6 +61,7 @@ pub struct EgressWriter {
     /// The head as last observed.
     freed: u64,
     is_ended: bool,
+    is_withheld: bool,
 }
 
 /// End of the record that lent memory: see [`EgressWriter::is_returned`].
@@ -85,6 +86,7 @@ impl EgressWriter {
             at: 0,
             freed: 0,
             is_ended: false,
+            is_withheld: false,
         })
     }
 
@@ -121,7 +123,12 @@ impl EgressWriter {
         while written < bytes.len() && !self.is_ended {
             let left = &bytes[written..];
             let want = HEADER + padded(left.len().min(DATA_MAX));
-            let room = self.room(slabs, want.min(self.ring.len() / 4))?;
+            // A piece that this ring holds more than once is not torn where it can wait.
+            let least = match want <= self.ring.len() / 8 * 5 {
+                true => want,
+                false => self.ring.len() / 4,
+            };
+            let room = self.room(slabs, least)?;
             if room == 0 {
                 break;
             }
@@ -244,12 +251,18 @@ impl EgressWriter {
     ///
     /// # Errors
     ///
-    /// [`ContractError::Cursor`].
+    /// [`ContractError::Cursor`], [`ContractError::ControlBlock`].
     pub fn is_returned(&mut self, lent: LendTicket) -> Result<bool, ContractError> {
         if self.freed < lent.0 {
             self.look()?;
         }
         Ok(self.freed >= lent.0)
+    }
+
+    /// Whether the latest record found no room because the next ring lies in a slab that the session has not read from its
+    /// socket.
+    pub fn is_withheld(&self) -> bool {
+        self.is_withheld
     }
 
     /// Whether the stream was ended.
@@ -261,13 +274,18 @@ impl EgressWriter {
     ///
     /// # Errors
     ///
-    /// [`ContractError::Cursor`].
+    /// [`ContractError::Cursor`], [`ContractError::ControlBlock`].
     pub fn is_drained(&mut self) -> Result<bool, ContractError> {
         self.is_returned(LendTicket(self.at))
     }
 
     fn look(&mut self) -> Result<(), ContractError> {
-        self.freed = self.head.observe_within(self.freed, self.at - self.freed)?;
+        let freed = self.head.observe_within(self.freed, self.at - self.freed)?;
+        // Records end at multiples of 8. With another head, a record could take more room than there is.
+        if !freed.is_multiple_of(HEADER) {
+            return Err(ContractError::ControlBlock);
+        }
+        self.freed = freed;
         Ok(())
     }
 
@@ -282,15 +300,20 @@ impl EgressWriter {
         if self.free() < want {
             self.look()?;
         }
+        self.is_withheld = false;
         if self.free() < want
             && let Some(next) =
                 self.block
                     .published_ring(slabs, Direction::Egress, self.number + 1)?
-            && let Some(next) = next.ring
         {
-            self.publish(header(SWITCH, 0), HEADER);
-            self.ring = ByteRing::new(slabs, next.extent(), self.at)?;
-            self.number += 1;
+            match next.ring {
+                Some(next) => {
+                    self.publish(header(SWITCH, 0), HEADER);
+                    self.ring = ByteRing::new(slabs, next.extent(), self.at)?;
+                    self.number += 1;
+                }
+                None => self.is_withheld = true,
+            }
         }
         let free = self.free();
         Ok(if free < want { 0 } else { free })

@@ -315,6 +315,15 @@ impl IngressWriter {
         in_use.map(|given| given.number)
     }
 
+    /// Whether the application has claimed a descriptor, or keeps its memory, so that its bytes cannot be moved.
+    pub fn is_claimed(&self, number: u64) -> bool {
+        let state = self.block.descriptors().state(number);
+        matches!(
+            state,
+            Some(DescriptorState::Claimed | DescriptorState::Kept)
+        )
+    }
+
     /// Takes back a descriptor that the application has not claimed, to move its bytes. Returns whether that worked: then
     /// [give](Self::give_again) it again soon.
     pub fn take_back(&self, number: u64) -> bool {

@@ -42,6 +42,10 @@ unsafe impl Buffer for IbvBuffer {
         }
     }
 
+    fn has_reserved_huge_pages(&self) -> bool {
+        self.segment.pages() == PageKind::Huge
+    }
+
     fn file(&self) -> Option<BorrowedFd<'_>> {
         // Small buffers share a segment, whose file holds other buffers too.
         (self.len > SMALL_MAX).then(|| self.segment.fd())

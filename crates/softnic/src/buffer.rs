@@ -57,6 +57,10 @@ unsafe impl Buffer for SoftBuffer {
         }
     }
 
+    fn has_reserved_huge_pages(&self) -> bool {
+        self.piece.segment().pages() == PageKind::Huge
+    }
+
     fn file(&self) -> Option<BorrowedFd<'_>> {
         self.piece.is_alone().then(|| self.piece.segment().fd())
     }

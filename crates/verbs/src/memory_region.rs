@@ -139,6 +139,10 @@ pub unsafe trait Buffer: Send + Sync {
     fn pages(&self) -> Pages {
         Pages::Ordinary
     }
+    /// Whether the memory lies in reserved huge pages. Ordinary pages that the system may merge do not count.
+    fn has_reserved_huge_pages(&self) -> bool {
+        self.pages() == Pages::PreferHuge
+    }
     /// The file descriptor of the shared segment, if the segment holds this memory from its first byte on and
     /// nothing else. It can be passed to another process, which can then access all of this memory. `None` if
     /// the memory shares its file with other memory or has no file.

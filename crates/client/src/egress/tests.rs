@@ -190,7 +190,8 @@ fn a_long_message_goes_through_a_short_ring_in_quarters() {
 #[test]
 fn a_record_is_cut_at_the_ring_s_end_only_if_the_beginning_has_no_room_for_it() {
     let slabs = slabs(&[1 << 20]);
-    for (is_released, written) in [(true, 500), (false, 408)] {
+    for (is_released, message, written) in [(true, 500, 500), (false, 500, 0), (false, 700, 408)] {
+        slabs.slab(0).unwrap().write(0, &[0; 8192]).unwrap();
         let (mut writer, mut reader) = ends(&slabs, 1024);
         assert_eq!(writer.write(&slabs, &[1; 592]), Ok(592));
         let first = reader.next(&slabs).unwrap().expect("a record");
@@ -198,8 +199,13 @@ fn a_record_is_cut_at_the_ring_s_end_only_if_the_beginning_has_no_room_for_it() 
         if is_released {
             reader.release(first.end);
         }
-        // The end has room for a record of 416 bytes.
-        assert_eq!(writer.write(&slabs, &[2; 500]), Ok(written));
+        // The end has room for a record of 416 bytes. A message that the ring holds whole waits for more.
+        assert_eq!(writer.write(&slabs, &vec![2; message]), Ok(written));
+        if written == 0 {
+            reader.release(first.end);
+            assert_eq!(writer.write(&slabs, &vec![2; message]), Ok(message));
+            continue;
+        }
         let offset = if is_released { 0 } else { 600 };
         let second = reader.next(&slabs).unwrap().expect("a record");
         let bytes = extent(4096 + offset + 8, written as u32);
@@ -207,6 +213,16 @@ fn a_record_is_cut_at_the_ring_s_end_only_if_the_beginning_has_no_room_for_it() 
         // The pad is no backlog.
         let backlog = if is_released { 8 + 504 } else { 600 + 416 };
         assert_eq!(reader.backlog(), backlog);
-        slabs.slab(0).unwrap().write(0, &[0; 8192]).unwrap();
     }
+}
+
+/// A head that is no record's end would let the writer take more room than there is.
+#[test]
+fn a_head_between_records_is_refused() {
+    let slabs = slabs(&[1 << 20]);
+    let (mut writer, _reader) = ends(&slabs, 512);
+    assert_eq!(writer.write(&slabs, &[7; 480]), Ok(480));
+    writer.head.publish(3);
+    let refused = writer.write(&slabs, &[7; 480]);
+    assert_eq!(refused, Err(ContractError::ControlBlock));
 }

@@ -19,8 +19,10 @@ use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socketpair,
 };
 
-/// Bytes that one call writes to fill the socket.
-const FILL: [u8; 4096] = [0; 4096];
+/// Bytes that make the socket unwritable: poll(2) finds a Unix socket writable only while the kernel's memory for what was
+/// written, which is more than the bytes themselves, is at most a quarter of its buffer. The least buffer, which is
+/// asked for, has 4,608 bytes, and the kernel adds more than 500 to each message.
+const FILL: [u8; 1024] = [0; 1024];
 
 /// The descriptor of a stream or of a listener, for poll(2), epoll(7) and reactors. Clones are the same descriptor,
 /// which stays open until the last of them and the object that it belongs to are dropped.
@@ -98,7 +100,8 @@ impl ReadinessSocket {
         let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
         loop {
             match send(&self.own, &FILL, flags) {
-                Ok(_) | Err(Errno::INTR) => {}
+                Ok(_) => return true,
+                Err(Errno::INTR) => {}
                 Err(errno) => return errno == Errno::AGAIN,
             }
         }
@@ -158,5 +161,37 @@ impl ReadinessSocket {
             event_count.arm(false);
         }
         !was_armed
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+    use super::*;
+
+    fn is_writable(socket: &ReadinessSocket) -> bool {
+        let mut fds = [PollFd::new(&socket.own, PollFlags::OUT)];
+        poll(&mut fds, Some(&Timespec::default())).expect("poll(2)") > 0
+    }
+
+    #[test]
+    fn one_fill_makes_a_socket_unwritable_until_it_is_emptied() {
+        let (own, daemon) = ReadinessSocket::new_pair().expect("a socket pair");
+        for _ in 0..3 {
+            assert!(is_writable(&own));
+            assert!(own.fill());
+            assert!(!is_writable(&own));
+            // Filled again, it takes no harm.
+            assert!(own.fill());
+            let mut bytes = [0; 4096];
+            let mut read = 0;
+            while let Ok((more, _)) = recv(&daemon, &mut bytes, RecvFlags::DONTWAIT) {
+                read += more;
+            }
+            assert!(read >= FILL.len());
+        }
+        drop(daemon);
+        assert!(!own.fill(), "the other end is gone");
     }
 }

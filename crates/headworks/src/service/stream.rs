@@ -576,29 +576,34 @@ impl Reader {
         self.connection.shared.check()?;
         let connection = &self.connection;
         self.cell.borrow().wait(&self.limits, |receiving| {
-            let reset = receiving.status().reset;
+            // Read before looking: bytes that arrived before the end, or before a reset, can still be received.
+            let status = receiving.status();
+            // Found before keeping: what arrives in between can be kept the next time, and is not copied.
+            let here = receiving.peek()?.len as usize;
             let (kept, wakes) = receiving.keep()?;
             if let Some((extent, memory)) = kept {
                 let view = receiving.slabs().view(extent)?;
                 return Ok((Some(Chunk::kept(view, memory, connection)), wakes));
             }
-            let here = receiving.peek()?.len as usize;
-            let mut bytes = vec![0; here.clamp(1, COPIED_MAX)];
-            let (received, more) = receiving.recv(&mut bytes)?;
-            let wakes = wakes.or(more);
-            let len = match (received, reset) {
-                (Received::Bytes(len), _) => len,
-                (Received::Ended, _) => 0,
-                (Received::Nothing, Some(why)) if !receiving.is_withheld() => {
-                    return Err(ServiceError::Reset(why));
-                }
-                (Received::Nothing, None) if receiving.is_blocked() => {
-                    return Err(ServiceError::ChunksKept);
-                }
-                (Received::Nothing, _) => return Ok((None, wakes)),
-            };
-            bytes.truncate(len);
-            Ok((Some(Chunk::copied(bytes, connection)), wakes))
+            if here > 0 {
+                let mut bytes = vec![0; here.min(COPIED_MAX)];
+                let (received, more) = receiving.recv(&mut bytes)?;
+                let chunk = match received {
+                    Received::Bytes(len) => {
+                        bytes.truncate(len);
+                        Some(Chunk::copied(bytes, connection))
+                    }
+                    Received::Ended | Received::Nothing => None,
+                };
+                return Ok((chunk, wakes.or(more)));
+            }
+            match status.reset {
+                _ if receiving.is_withheld() => Ok((None, wakes)),
+                _ if status.is_ended => Ok((Some(Chunk::copied(Vec::new(), connection)), wakes)),
+                Some(why) => Err(ServiceError::Reset(why)),
+                None if receiving.is_blocked() => Err(ServiceError::ChunksKept),
+                None => Ok((None, wakes)),
+            }
         })
     }
 }

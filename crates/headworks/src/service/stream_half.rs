@@ -36,8 +36,8 @@ pub(super) trait ConnectionHalf: Deref<Target = ConnectionShared> {
     /// Adds the slabs that the session has received since the last call.
     fn refresh(&mut self, slabs: &Slabs);
 
-    /// Whether bytes have arrived that cannot be read yet, because they lie in a slab that was not read from the session's
-    /// socket, or because the daemon is moving them.
+    /// Whether bytes have arrived that cannot be read yet, or a ring that cannot be written yet, because they lie in a slab
+    /// that was not read from the session's socket, or because the daemon is moving the bytes.
     fn is_withheld(&self) -> bool;
 }
 
@@ -49,7 +49,7 @@ impl ConnectionHalf for SendHalf {
     }
 
     fn is_withheld(&self) -> bool {
-        false
+        Self::is_withheld(self)
     }
 }
 
@@ -332,8 +332,9 @@ impl<H: ConnectionHalf> FdWait<'_, H> {
         &mut self,
         act: &mut impl FnMut(&mut H) -> Result<Option<T>, ServiceError>,
     ) -> Result<Option<T>, ServiceError> {
+        let mut is_full = false;
         loop {
-            if H::KIND == HalfKind::Send || self.half.is_withheld() {
+            if self.half.is_withheld() {
                 // The bytes to read, or the ring to write, may lie in a slab that is still in the session's
                 // socket.
                 let mut state = self.shared.lock()?;
@@ -342,7 +343,13 @@ impl<H: ConnectionHalf> FdWait<'_, H> {
             }
             let (is_there, is_armed_now) = match H::KIND {
                 HalfKind::Receive => (true, self.watch.arm(self.half)),
-                HalfKind::Send => (self.watch.fill(), ReadinessSocket::arm_room(self.half)),
+                HalfKind::Send => {
+                    // What was filled stays full until the daemon notifies the event count.
+                    is_full &= self.half.block().room_event_count().is_armed();
+                    let is_there = is_full || self.watch.fill();
+                    is_full = true;
+                    (is_there, ReadinessSocket::arm_room(self.half))
+                }
             };
             if let Some(done) = act(self.half)? {
                 // The socket was filled although there is room: the daemon empties it, now or at its next

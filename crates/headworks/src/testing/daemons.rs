@@ -11,8 +11,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
 use headworks_daemon::Identity;
+use headworks_daemon::config::{DaemonConfig, Metrics};
 use headworks_daemon::limits::DaemonLimits;
-use headworks_daemon::server::{DaemonServer, ServerConfig, ServerError};
+use headworks_daemon::server::{DaemonServer, MetricsReader, ServerConfig, ServerError};
 use headworks_shm::RegistryError;
 use headworks_softnic::SoftProvider;
 use headworks_verbs::{Device, DeviceName, Duration, OpenError};
@@ -87,6 +88,8 @@ struct HostConfig {
     options: String,
     /// Rules of the device, if they are not those of its options.
     rules: Option<Rules>,
+    /// Configuration of the daemon, if it has one of its own.
+    settings: Option<DaemonConfig>,
 }
 
 /// A host: what outlives its daemon.
@@ -95,6 +98,7 @@ struct Host {
     socket: PathBuf,
     device: DeviceName,
     rules: Option<Rules>,
+    settings: Option<DaemonConfig>,
     /// The daemon, if it runs.
     daemon: Mutex<Option<RunningDaemon>>,
 }
@@ -105,6 +109,7 @@ struct RunningDaemon {
     request: Arc<AtomicU8>,
     /// The daemon looks at `request` once this is closed.
     wakes: UnixStream,
+    metrics: MetricsReader,
 }
 
 /// Ways to end a daemon, as stored in [`RunningDaemon::request`]. 0 means that it goes on.
@@ -139,6 +144,19 @@ impl DaemonsBuilder {
         self
     }
 
+    /// Gives the daemon of a host the limits, the metrics endpoint and the sections `[ecn]` and `[resctrl]` of a
+    /// configuration. It has no effect on what else the configuration sets.
+    ///
+    /// # Panics
+    ///
+    /// If there is no such host, or the section `[ecn]` is not legal.
+    pub fn configure(mut self, host: usize, settings: DaemonConfig) -> Self {
+        let hook = settings.ecn_hook();
+        assert!(hook.is_ok(), "{hook:?}");
+        self.hosts[host].settings = Some(settings);
+        self
+    }
+
     /// Makes the private directory below `parent`, and not below the system's directory for temporary files.
     pub fn below(mut self, parent: impl Into<PathBuf>) -> Self {
         self.parent = parent.into();
@@ -168,6 +186,7 @@ impl DaemonsBuilder {
                 socket: directory.path.join(format!("{number}.sock")),
                 device,
                 rules,
+                settings: config.settings,
                 daemon: Mutex::new(None),
             })
         });
@@ -274,6 +293,18 @@ impl Daemons {
         self.hosts[host].rules.as_ref().map_or(0, Rules::verdicts)
     }
 
+    /// Returns the metrics of a host's daemon in Prometheus's text format, as `headworks daemon` serves them. `None` if
+    /// the daemon does not run. [`parse`](crate::daemon::metrics::parse) parses them.
+    ///
+    /// # Panics
+    ///
+    /// If there is no such host.
+    pub fn metrics(&self, host: usize) -> Option<String> {
+        // The daemon may be ended by another thread meanwhile.
+        let metrics = self.hosts[host].daemon().as_ref()?.metrics.clone();
+        metrics.text()
+    }
+
     /// Returns whether the daemon of a host runs.
     ///
     /// # Panics
@@ -359,15 +390,23 @@ impl Daemons {
     /// Starts a daemon. Returns the port of the streams between daemons too.
     fn start_one(&self, host: &Host, port: u16) -> Result<(u16, RunningDaemon), DaemonsError> {
         let device = self.open(host)?;
+        let limits = host.settings.as_ref().map(|settings| &settings.limits);
+        let settings = host.settings.clone().unwrap_or_default();
         let config = ServerConfig {
             identity: Identity::open(host.address, NEXT.fetch_add(1, Ordering::Relaxed)),
             port,
             sockets: vec![host.socket.clone()],
             is_for_all: false,
-            metrics: None,
+            metrics: match settings.metrics.clone() {
+                Some(Metrics::At(at)) => Some(at),
+                Some(Metrics::Off) | None => None,
+            },
             registry: Some(self.fabric.fabric.clone()),
+            // It was checked when it was given.
+            ecn: settings.ecn_hook().unwrap_or_default(),
+            resctrl: settings.resctrl,
             drain: Duration::ZERO,
-            daemon: self.limits.clone(),
+            daemon: limits.unwrap_or(&self.limits).clone(),
         };
         let server = DaemonServer::open(device, &config)?;
         let port = server.port();
@@ -422,6 +461,7 @@ impl RunningDaemon {
         let (wakes, woken) = UnixStream::pair().map_err(DaemonsError::Thread)?;
         let request = Arc::new(AtomicU8::new(0));
         let requested = request.clone();
+        let metrics = server.metrics();
         let serve = move || {
             server.run_until(&woken, || requested.load(Ordering::Acquire) != 0)?;
             match requested.load(Ordering::Acquire) {
@@ -434,6 +474,7 @@ impl RunningDaemon {
             thread: thread.map_err(DaemonsError::Thread)?,
             request,
             wakes,
+            metrics,
         })
     }
 

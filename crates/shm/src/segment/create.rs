@@ -1,12 +1,13 @@
 //! Making a segment. The steps, in this order: size, place, allocate, write the header, seal.
 
 use std::os::fd::OwnedFd;
+use std::ptr;
 
 use rustix::fs::{
     FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, ftruncate, memfd_create,
 };
 use rustix::io::Errno;
-use rustix::mm::{Advice, ProtFlags, madvise, munmap};
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 
 use super::header::{HEADER_BYTES, Header};
 use super::{
@@ -74,6 +75,9 @@ fn build(
         seals |= SealFlags::FUTURE_WRITE;
     }
     fcntl_add_seals(&fd, seals).map_err(SegmentError::os("sealing"))?;
+    if request.is_sealed && pages == PageKind::Huge {
+        check_sealed(&fd, bytes)?;
+    }
     Ok(SharedSegment {
         fd,
         base: base.keep(),
@@ -82,6 +86,23 @@ fn build(
         pages,
         generation: ForkGeneration::current(),
     })
+}
+
+/// Checks that nobody can map a sealed file of huge pages writable: older kernels take the seal for such files, and ignore
+/// it.
+fn check_sealed(fd: &OwnedFd, bytes: usize) -> Result<(), SegmentError> {
+    let protection = ProtFlags::READ | ProtFlags::WRITE;
+    // SAFETY: the call makes a new mapping at an address of the kernel's choice.
+    let mapped = unsafe { mmap(ptr::null_mut(), bytes, protection, MapFlags::SHARED, fd, 0) };
+    match mapped {
+        Err(Errno::PERM) => Ok(()),
+        Err(errno) => Err(SegmentError::os("trying the seal")(errno)),
+        Ok(base) => {
+            let base = base.cast();
+            drop(Mapping { base, bytes });
+            Err(SegmentError::Foreign("this kernel ignores its seal"))
+        }
+    }
 }
 
 fn memory_file(name: &str, pages: PageKind) -> Result<OwnedFd, SegmentError> {

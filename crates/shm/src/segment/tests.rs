@@ -205,6 +205,30 @@ fn limited_address_space() {
 }
 
 #[test]
+fn nobody_else_maps_a_sealed_segment_writable_whatever_its_pages() {
+    let made = SharedSegment::create(&SegmentRequest {
+        is_sealed: true,
+        huge_pages: HugePages::Prefer,
+        ..request(5 << 20)
+    });
+    let made = made.expect("segment");
+    eprintln!("the segment has pages of kind {:?}", made.pages());
+    let error = attach_again(&made).expect_err("a writable mapping");
+    assert!(error.to_string().contains("mmap"), "{error}");
+    let fd = made.fd().try_clone_to_owned().expect("dup");
+    let read = SharedSegment::attach_read_only(fd).expect("a mapping for reading");
+    assert_eq!(read.pages(), made.pages());
+    let (own, other) = (
+        View::from(std::sync::Arc::new(made)),
+        View::from(std::sync::Arc::new(read)),
+    );
+    own.write(5_000_000, b"its maker writes").expect("fits");
+    let mut bytes = [0; 16];
+    other.read(5_000_000, &mut bytes).expect("fits");
+    assert_eq!(&bytes, b"its maker writes");
+}
+
+#[test]
 fn nobody_else_writes_to_a_sealed_segment() {
     let sealed = SharedSegment::create(&SegmentRequest {
         is_sealed: true,
