@@ -125,6 +125,8 @@ pub(crate) fn run_daemon(host: &str, port: &str, socket: &str, interrupt: &Inter
         is_for_all: false,
         metrics: None,
         registry: Some(headworks::registry()?),
+        ecn: None,
+        resctrl: None,
         drain: Duration::ZERO,
         daemon: DaemonLimits::default(),
     };

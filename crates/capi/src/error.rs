@@ -210,6 +210,7 @@ mod tests {
             (Of::Reset(Reset::Misuse), c::ECONNRESET),
             (Of::Reset(Reset::Stopping), c::ECONNRESET),
             (Of::Reset(Reset::Protocol), c::ECONNRESET),
+            (Of::Reset(Reset::Kept), c::ECONNRESET),
             (Of::Ended, c::EPIPE),
             (Of::DaemonGone, c::ECONNABORTED),
             (Of::Busy, c::EBUSY),

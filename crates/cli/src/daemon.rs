@@ -123,7 +123,9 @@ pub(crate) fn run(command: &Daemon, verbose: u8) -> anyhow::Result<()> {
     let journal = StderrLog::of_stderr();
     crate::log(chosen.level.max(crate::level(verbose)), journal.clone());
     if command.check {
-        chosen.open()?;
+        let device = chosen.open()?;
+        let legal = DaemonServer::check_config(&*device, &chosen.shell);
+        legal.map_err(exit_status::bad_input)?;
         let read = match &chosen.file.file {
             Some((path, _)) => format!("{} was read", path.display()),
             None => "no file was read".to_owned(),
@@ -245,6 +247,7 @@ fn resolve_options(command: &Daemon) -> anyhow::Result<DaemonDevice> {
     };
     let socket_at = says(!command.sockets.is_empty(), "--socket", "socket");
     check_sockets(&socket_at, &sockets)?;
+    let ecn = settings.ecn_hook().map_err(exit_status::bad_input)?;
     let metrics = command.metrics.clone().or(settings.metrics);
     let metrics_at = says(command.metrics.is_some(), "--metrics", "metrics");
     let metrics = match metrics {
@@ -277,6 +280,8 @@ fn resolve_options(command: &Daemon) -> anyhow::Result<DaemonDevice> {
             is_for_all: users == Some(AllowedUsers::All),
             metrics,
             registry: None,
+            ecn,
+            resctrl: settings.resctrl,
             drain: Duration::from_secs(drain.unwrap_or(DRAIN_SECONDS).into()),
             daemon: settings.limits,
         },

@@ -18,7 +18,9 @@ use serde::{Deserialize, Deserializer};
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
+use crate::ecn_settings::{EcnHook, EcnSettings, EcnSettingsError};
 use crate::limits::{DaemonLimits, LimitsError};
+use crate::resctrl::{ResctrlSettings, ResctrlSettingsError};
 
 /// Address of the metrics endpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -99,6 +101,10 @@ pub struct DaemonConfig {
     pub log: Option<LogLevel>,
     /// Sizes and limits of the core.
     pub limits: DaemonLimits,
+    /// Commands that lower and restore the RNIC's threshold for congestion marks.
+    pub ecn: Option<EcnSettings>,
+    /// The daemon's part of the last-level cache.
+    pub resctrl: Option<ResctrlSettings>,
 }
 
 /// Users whose applications may attach. Each user's applications are an isolation domain of their own.
@@ -227,6 +233,22 @@ pub enum DaemonConfigError {
         /// The limit, and why it is not allowed.
         error: LimitsError,
     },
+    /// A value of the section `[ecn]` that is not allowed.
+    #[error("line {line}: {error}")]
+    Ecn {
+        /// Line number, starting at 1.
+        line: usize,
+        /// The key, and why its value is not allowed.
+        error: EcnSettingsError,
+    },
+    /// A value of the section `[resctrl]` that is not allowed.
+    #[error("line {line}: {error}")]
+    Resctrl {
+        /// Line number, starting at 1.
+        line: usize,
+        /// The key, and why its value is not allowed.
+        error: ResctrlSettingsError,
+    },
 }
 
 impl DaemonConfig {
@@ -249,24 +271,58 @@ impl DaemonConfig {
             line: line_of(text, error.key).unwrap_or(1),
             error,
         })?;
+        let line = |section: &str, key| {
+            let at = line_of(text, key).or_else(|| line_of(text, section));
+            at.unwrap_or(1)
+        };
+        settings
+            .ecn_hook()
+            .map_err(|error| DaemonConfigError::Ecn {
+                line: line("ecn", error.key),
+                error,
+            })?;
+        let resctrl = settings.resctrl.as_ref().map(ResctrlSettings::check);
+        resctrl
+            .transpose()
+            .map_err(|error| DaemonConfigError::Resctrl {
+                line: line("resctrl", error.key),
+                error,
+            })?;
         Ok(settings)
+    }
+
+    /// Returns the commands of the section `[ecn]`, if there is one.
+    ///
+    /// # Errors
+    ///
+    /// [`EcnSettingsError`]. There is none for settings that were parsed from a file.
+    pub fn ecn_hook(&self) -> Result<Option<EcnHook>, EcnSettingsError> {
+        self.ecn.as_ref().map(EcnSettings::check).transpose()
     }
 }
 
-/// Returns the line, starting at 1, that sets a key: one at the top level or one of the limits.
+/// Returns the line, starting at 1, that sets a key: one at the top level, or one of a section.
 pub fn line_of(text: &str, key: &str) -> Option<usize> {
     let table = DeTable::parse(text).ok()?;
     let mut entries = entries(table.get_ref()).into_iter();
-    let (found, _) = entries.find(|(name, _)| name.get_ref() == key)?;
-    Some(line_at(text, found.span().start))
+    if let Some((found, _)) = entries.find(|(name, _)| name.get_ref() == key) {
+        return Some(line_at(text, found.span().start));
+    }
+    let (section, _) = table.get_ref().get_key_value(key)?;
+    Some(line_at(text, section.span().start))
 }
 
-/// Returns the keys and values of a file, including those of its limits.
+/// Sections of the file.
+const SECTIONS: [&str; 3] = ["limits", "ecn", "resctrl"];
+
+/// Returns the keys and values of a file, including those of its sections. No two sections have a key in common.
 fn entries<'a, 'i>(table: &'a DeTable<'i>) -> Vec<Entry<'a, 'i>> {
     let mut entries: Vec<Entry> = table.iter().collect();
-    if let Some(DeValue::Table(limits)) = table.get("limits").map(Spanned::get_ref) {
-        entries.retain(|(key, _)| key.get_ref() != "limits");
-        entries.extend(limits);
+    for section in SECTIONS {
+        if let Some(DeValue::Table(keys)) = table.get(section).map(Spanned::get_ref) {
+            entries.retain(|(key, _)| key.get_ref() != section);
+            entries.extend(keys);
+        }
     }
     entries
 }
@@ -307,8 +363,11 @@ fn allowed(key: &str) -> Option<String> {
         "metrics" => "a path (with a slash), IP:PORT, or off",
         "drain_seconds" => "0 to 4294967295",
         "log" => LOGS,
-        "limits" => "a table",
-        _ => return DaemonLimits::allowed(key),
+        "limits" | "ecn" | "resctrl" => "a table",
+        _ => {
+            let sections = EcnSettings::allowed(key).or_else(|| ResctrlSettings::allowed(key));
+            return sections.or_else(|| DaemonLimits::allowed(key));
+        }
     };
     Some(allowed.to_owned())
 }
@@ -374,6 +433,41 @@ mod tests {
             ),
             ("log = \"loud\"\n", "line 1: log is \"loud\": error, warn"),
             ("address = \n", "line 1: "),
+            (
+                "[limits]\npool_pages = \"large\"\n",
+                "line 2: pool_pages is \"large\": ordinary or huge",
+            ),
+            (
+                "[limits]\npool_touch = 10001\n",
+                "line 2: pool_touch is 10001: 0 to 10000",
+            ),
+            (
+                "port = 1\n[ecn]\nrestore = [\"/r\"]\n",
+                "line 2: ecn.lower: the list is empty: a list: the absolute path",
+            ),
+            (
+                "[ecn]\nrestore = [\"/r\"]\nlower = [\"/l\", \"{nic}\"]\n",
+                "line 3: ecn.lower: \"{nic}\" is unknown: {device}, ",
+            ),
+            (
+                "[ecn]\nlower = \"/l\"\n",
+                "line 2: lower is \"/l\": a list: the absolute path",
+            ),
+            (
+                "[ecn]\nlower = [\"/l\"]\nrestore = [\"/l\"]\ntime_limit = -1\n",
+                "line 4: time_limit is -1: 100 to 60000 milliseconds",
+            ),
+            (
+                "[resctrl]\nl3 = \"xyz\"\n",
+                "line 2: resctrl.l3 is \"xyz\": a capacity mask",
+            ),
+            (
+                "[resctrl]\nl3 = 255\n",
+                "line 2: l3 is 255: a capacity mask",
+            ),
+            ("[resctrl]\n", "line 1: resctrl.l3 is \"\": a capacity mask"),
+            ("ecn = 1\n", "line 1: ecn is 1: a table"),
+            ("[resctrl]\nl2 = \"f\"\n", "line 2: unknown field `l2`"),
         ] {
             let line = DaemonConfig::parse(text).unwrap_err().to_string();
             assert!(line.starts_with(says), "{text:?}: {line}");

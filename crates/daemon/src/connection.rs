@@ -442,21 +442,21 @@ impl Connection {
 
     /// Sends one control frame, and queues the connection again if it has more. The group must have room and
     /// credit.
-    pub(crate) fn control(&mut self, memory: &SessionMemory, group: &mut QpGroup, load: u8) {
+    pub(crate) fn control(&mut self, memory: &SessionMemory, group: &mut QpGroup, is_short: bool) {
         self.is_queued = false;
         let Some(to) = self.remote.filter(|_| self.has_control()) else {
             return;
         };
         let (mut body, mut then) = (0, OnCompletion::Nothing);
         let of = |kind| Header {
-            load,
+            is_short,
             ..Header::of(kind)
         };
         let header = if let ResetState::Due(why) = self.life.reset {
             self.life.reset.settle();
-            // Misuse is between this daemon and its application.
+            // What an application did wrong is between it and its daemon.
             let why = match why {
-                Reset::Misuse => Reset::ByPeer,
+                Reset::Misuse | Reset::Kept => Reset::ByPeer,
                 why => why,
             };
             Header {
@@ -529,7 +529,7 @@ impl Connection {
         &mut self,
         memory: &mut SessionMemory,
         group: &mut QpGroup,
-        load: u8,
+        is_short: bool,
         config: &DaemonLimits,
     ) -> Result<SendStep, ContractError> {
         let Some(to) = self.remote.filter(|_| self.is_alive()) else {
@@ -540,7 +540,7 @@ impl Connection {
             return Ok(SendStep::Nothing);
         }
         let window = self.ingress.window();
-        let aside = PiggybackInfo { window, load };
+        let aside = PiggybackInfo { window, is_short };
         let turn = self
             .egress
             .turn(self.number, to, memory, group, aside, config)?;

@@ -18,6 +18,7 @@ use slab::Slab;
 use crate::auth::{Nonce, Nonces, Secret};
 use crate::control::{VERSION, VERSION_OLDEST};
 use crate::domain::{self, DomainError};
+use crate::ecn::PoolLevel;
 use crate::ids::{DomainId, DomainPart, PeerId, SessionId, Signal, Tenant, WatchId, WorkerId};
 use crate::limits::DaemonLimits;
 use crate::session_memory::{MemoryObserver, SessionMemory};
@@ -32,6 +33,7 @@ mod connects;
 mod handshake;
 mod parts;
 mod peer_timeout;
+mod pool_levels;
 mod shutdown;
 
 use connects::UnprovenConnections;
@@ -67,6 +69,9 @@ pub enum Output {
     /// Wake a worker that sleeps. Only a daemon whose workers are [driven elsewhere](Daemon::drive_workers_elsewhere)
     /// requests this.
     WakeWorker(WorkerId),
+    /// The level of all receive pools together has changed. Only a daemon that
+    /// [reports it](DaemonLimits::reports_pool_level) requests this.
+    PoolLevel(PoolLevel),
     /// Signal a change at a descriptor, after the packets before this output were sent.
     Signal {
         /// Subscription that the signal belongs to.
@@ -105,6 +110,8 @@ struct TenantDomain {
     pd: Arc<dyn ProtectionDomain>,
     /// Memory of its sessions, that of gone applications included, which may still be in use.
     memories: Vec<MemoryObserver>,
+    /// Bytes of its receive pool.
+    pool_bytes: u64,
 }
 
 /// A port that an application listens at.
@@ -283,6 +290,9 @@ pub struct Daemon {
     requests_until: Option<Instant>,
     /// The earliest time at which to look at a daemon that has to react to something.
     watches_until: Option<Instant>,
+    /// The level of all receive pools that was reported last, and when to look at them again at the latest.
+    pool_level: PoolLevel,
+    pools_until: Option<Instant>,
     /// When a worker that control steps must be stepped at the latest.
     workers_until: Option<Instant>,
     steps: u32,
@@ -328,6 +338,8 @@ impl Daemon {
             has_new_requests: false,
             requests_until: None,
             watches_until: None,
+            pool_level: PoolLevel::Idle,
+            pools_until: None,
             workers_until: None,
             steps: 0,
             numbers: 0,
@@ -349,10 +361,10 @@ impl Daemon {
     pub fn next_timeout(&self) -> Option<Instant> {
         match self.has_new_requests {
             true => Some(self.now),
-            false => [self.requests_until, self.watches_until, self.workers_until]
-                .into_iter()
-                .flatten()
-                .min(),
+            false => {
+                let all = [self.requests_until, self.watches_until, self.pools_until];
+                all.into_iter().chain([self.workers_until]).flatten().min()
+            }
         }
     }
 
@@ -390,6 +402,8 @@ impl Daemon {
             is_draining: self.is_draining,
             domains,
             peers,
+            ecn: None,
+            cache: None,
         }
     }
 
@@ -467,6 +481,9 @@ impl Daemon {
         if self.next_timeout().is_some_and(|at| at <= self.now) {
             self.give_up_requests();
             self.look_at_peers();
+            if self.pools_until.is_some_and(|at| at <= self.now) {
+                self.look_at_pools();
+            }
         }
         self.steps = self.steps.wrapping_add(1);
         if self.steps.is_multiple_of(EVENTS_EVERY) {

@@ -112,6 +112,8 @@ pub enum Output {
         /// Change that is signalled.
         signal: Signal,
     },
+    /// The level of this part's receive pool has changed: see [`Domain::pool_level`].
+    PoolLevel,
     /// Wake a thread of an application that sleeps on this event count.
     WakeThread(EventCountRef),
     /// Send a message to an application that sleeps on one of its connections.
@@ -148,45 +150,6 @@ pub enum DomainError {
     /// The completion queue cannot be polled any more.
     #[error(transparent)]
     Poll(#[from] PollError),
-}
-
-/// Load of a domain, from 0 to 255: the share of busy steps. A sleeping domain makes no steps, so its load is
-/// reset after a sleep.
-#[derive(Clone, Copy, Debug, Default)]
-struct CpuLoad {
-    /// Moving mean of the load, in units of 1/256.
-    mean: u32,
-    is_armed: bool,
-    /// Whether a step found nothing to do since arming. If so, the domain may have slept.
-    has_rested: bool,
-}
-
-impl CpuLoad {
-    fn step(&mut self, was_busy: bool) {
-        // A moving mean over about 256 steps.
-        let target = if was_busy { 255 << 8 } else { 0 };
-        self.mean = (self.mean * 255 + target) / 256;
-        self.has_rested |= self.is_armed && !was_busy;
-    }
-
-    /// Notes that the domain is about to sleep, unless a last step finds work.
-    fn arm(&mut self) {
-        self.is_armed = true;
-        self.has_rested = false;
-    }
-
-    /// Notes that the domain does not sleep any more. Returns whether it may have slept.
-    fn disarm(&mut self) -> bool {
-        let has_slept = std::mem::take(&mut self.is_armed) && self.has_rested;
-        if has_slept {
-            self.mean = 0;
-        }
-        has_slept
-    }
-
-    fn of_255(self) -> u8 {
-        (self.mean >> 8) as u8
-    }
 }
 
 /// A queue-pair group with its identity.
@@ -234,7 +197,6 @@ pub struct Domain {
     device: Arc<dyn Device>,
     /// Last instance of each group.
     instances: BTreeMap<QpGroupKey, u32>,
-    load: CpuLoad,
     outputs: VecDeque<Output>,
     /// Buffer for polled completions.
     completions: Vec<Completion>,
@@ -302,7 +264,6 @@ impl Domain {
             pd: pd.clone(),
             device: device.clone(),
             instances: BTreeMap::new(),
-            load: CpuLoad::default(),
             outputs: VecDeque::new(),
             completions: vec![Completion::default(); POLL],
             active: Vec::new(),
@@ -355,7 +316,6 @@ impl Domain {
     /// Arms the wake-ups of the domain. See [`Daemon::arm`](crate::Daemon::arm).
     pub fn arm(&mut self) {
         self.watch_peers();
-        self.load.arm();
         self.cq.arm(false);
         let wants_memory = self.pool.wants_memory();
         for (_, session) in &self.sessions {
@@ -368,11 +328,6 @@ impl Domain {
 
     /// Disarms the wake-ups of the domain. See [`Daemon::disarm`](crate::Daemon::disarm).
     pub fn disarm(&mut self) {
-        if self.load.disarm() {
-            // The loads that peers reported date from before the sleep.
-            let groups = self.groups.iter_mut();
-            groups.for_each(|(_, entry)| entry.group.peer_load = 0);
-        }
         for (_, session) in &self.sessions {
             session.doorbell.event_count().disarm();
             session.doorbell.memory_event_count().disarm();
@@ -698,34 +653,5 @@ impl Domain {
             self.outputs.push_back(freed);
         }
         self.clean_up(session);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn cpu_load_is_zero_after_sleeping() {
-        let mut load = CpuLoad::default();
-        let burst = |load: &mut CpuLoad| {
-            (0..2000).for_each(|_| load.step(true));
-            assert!(load.of_255() > 250, "{load:?}");
-        };
-        burst(&mut load);
-        load.arm();
-        load.step(false);
-        assert!(load.disarm());
-        assert_eq!(load.of_255(), 0);
-        // A step that found work instead of sleeping does not reset the load.
-        burst(&mut load);
-        load.arm();
-        load.step(true);
-        assert!(!load.disarm());
-        assert!(load.of_255() > 250, "{load:?}");
-        // Neither does disarming without having armed.
-        load.step(false);
-        assert!(!load.disarm());
-        assert!(load.of_255() > 250, "{load:?}");
     }
 }

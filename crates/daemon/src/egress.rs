@@ -68,6 +68,8 @@ pub(crate) struct EgressHalf {
     wrong: Option<ContractError>,
     /// Rest of the record that is being sent.
     current: Option<Extent>,
+    /// Whether the current record travels in frames, once that is decided.
+    is_short: Option<bool>,
     /// How the application asked for the current record to be carried.
     asked: Transfer,
     /// Rest of the operation that is being issued. It is `None` while `current` is set.
@@ -116,7 +118,7 @@ pub(crate) enum SendStep {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PiggybackInfo {
     pub(crate) window: u64,
-    pub(crate) load: u8,
+    pub(crate) is_short: bool,
 }
 
 /// Error: the peer named a transfer or a record that is not in flight.
@@ -130,6 +132,7 @@ impl EgressHalf {
             egress,
             wrong: None,
             current: None,
+            is_short: None,
             asked: Transfer::Any,
             asking: None,
             flights: VecDeque::new(),
@@ -198,7 +201,10 @@ impl EgressHalf {
         };
         self.asked = record.transfer;
         match record.what {
-            RecordKind::Bytes(extent) => self.current = Some(extent),
+            RecordKind::Bytes(extent) => {
+                self.current = Some(extent);
+                self.is_short = None;
+            }
             RecordKind::Operation(operation) => {
                 let outcomes = Outcomes::at(memory.slabs(), operation.result)?;
                 flight.operation = Some(PendingOperation {
@@ -272,7 +278,7 @@ impl EgressHalf {
             return Ok(SendStep::Nothing);
         }
         if let Some(asking) = self.asking {
-            return Ok(self.operate(asking, (own, to), memory, group, aside.load, config));
+            return Ok(self.operate(asking, (own, to), memory, group, aside.is_short, config));
         }
         let Some(extent) = self.current else {
             return Ok(SendStep::Nothing);
@@ -282,7 +288,10 @@ impl EgressHalf {
             asked => asked,
         };
         let is_short = match transfer {
-            Transfer::Any => extent.len < config.bulk_min,
+            // A record keeps its way, whatever becomes of the peer's pool meanwhile.
+            Transfer::Any => *self
+                .is_short
+                .get_or_insert_with(|| extent.len < config.border(group.is_peer_short)),
             Transfer::Send => true,
             Transfer::Read => false,
         };
@@ -294,7 +303,7 @@ impl EgressHalf {
             // The next answer schedules the connection again.
             return Ok(SendStep::Nothing);
         }
-        Ok(self.announce(extent, to, memory, group, aside.load))
+        Ok(self.announce(extent, to, memory, group, aside.is_short))
     }
 
     /// Announces the rest of the current record to the peer, which READs it.
@@ -304,7 +313,7 @@ impl EgressHalf {
         to: Vqpn,
         memory: &SessionMemory,
         group: &mut QpGroup,
-        load: u8,
+        is_short: bool,
     ) -> SendStep {
         if !group.may_send() {
             return SendStep::Blocked;
@@ -317,7 +326,7 @@ impl EgressHalf {
         let header = Header {
             at: self.sent,
             len,
-            load,
+            is_short,
             ..Header::of(Kind::Announce)
         };
         let then = OnCompletion::Nothing;
@@ -372,7 +381,8 @@ impl EgressHalf {
                 break;
             }
             // An error in the next record is returned by the next turn, after the valid bytes before it.
-            let is_short = |extent: Extent| extent.len < config.bulk_min;
+            let border = config.border(group.is_peer_short);
+            let is_short = |extent: Extent| extent.len < border;
             if !self.advance(memory).unwrap_or(false)
                 || !self.current.is_some_and(is_short)
                 || self.asked == Transfer::Read
@@ -385,7 +395,7 @@ impl EgressHalf {
             at,
             len: filled,
             window: aside.window,
-            load: aside.load,
+            is_short: aside.is_short,
             ..Header::of(Kind::Data)
         };
         group.send(

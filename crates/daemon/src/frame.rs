@@ -5,7 +5,7 @@
 //! |---|---|
 //! | 0 | kind |
 //! | 1 | code: meaning depends on the kind; for a reset, the reason |
-//! | 2 | load of the sending daemon, of 255 |
+//! | 2 | 1 while the receive pool of the sending daemon admits no transfer, else 0 |
 //! | 3 | 0 |
 //! | 4–7 | length: of the body for data, otherwise of the bytes that the frame is about |
 //! | 8–15 | total number of receives promised on this group ([`credit`](crate::credit)) |
@@ -100,8 +100,8 @@ pub struct Header {
     pub kind: Kind,
     /// Meaning depends on the kind.
     pub code: u8,
-    /// Load of the sending daemon, of 255.
-    pub load: u8,
+    /// Whether the receive pool of the sending daemon admits no transfer now.
+    pub is_short: bool,
     /// Length in bytes: of the body for data, otherwise of the bytes that the frame is about.
     pub len: u32,
     /// Total number of receives promised.
@@ -118,7 +118,7 @@ impl Header {
         Self {
             kind,
             code: 0,
-            load: 0,
+            is_short: false,
             len: 0,
             promised: 0,
             at: 0,
@@ -130,7 +130,7 @@ impl Header {
     #[inline]
     pub fn emit(&self) -> [u8; HEADER] {
         let to = Encoder::fixed().u8(self.kind as u8).u8(self.code);
-        let to = to.u8(self.load).u8(0).u32(self.len);
+        let to = to.u8(self.is_short.into()).u8(0).u32(self.len);
         to.u64(self.promised).u64(self.at).u64(self.window).finish()
     }
 
@@ -145,11 +145,11 @@ impl Header {
         let mut of = Decoder::new(bytes);
         let kind = of.u8()?;
         let known = Kind::ALL.into_iter().find(|known| *known as u8 == kind);
-        let (code, load, zero) = (of.u8()?, of.u8()?, of.u8()?);
+        let (code, short, zero) = (of.u8()?, of.u8()?, of.u8()?);
         let header = Self {
             kind: known.ok_or(Malformed("unknown kind"))?,
             code,
-            load,
+            is_short: short == 1,
             len: of.u32()?,
             promised: of.u64()?,
             at: of.u64()?,
@@ -161,6 +161,9 @@ impl Header {
             Kind::Atomic => behind == header.len as usize && behind == ATOMIC,
             _ => behind == 0,
         };
+        if short > 1 {
+            return Err(Malformed("its mark of a short pool is neither 0 nor 1"));
+        }
         match fits && zero == 0 {
             true => Ok(header),
             false => Err(Malformed("its lengths do not match its kind")),

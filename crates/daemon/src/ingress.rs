@@ -81,6 +81,8 @@ struct Described {
     bytes: u32,
     /// Units of the pool that were released.
     released: u32,
+    /// When the bytes arrived.
+    since: Instant,
 }
 
 /// The receiving half of a connection's end.
@@ -315,6 +317,7 @@ impl IngressHalf {
                 place,
                 bytes,
                 released: 0,
+                since: now,
             });
         }
         if let Some(Coming::Transfer { left, .. }) = self.coming.front_mut() {
@@ -525,6 +528,12 @@ impl IngressHalf {
         }
         self.moved = self.moved.wrapping_add(moved as u32);
         (moved, bytes)
+    }
+
+    /// Whether the application has claimed memory of the pool that arrived by `until`, and has not released it.
+    pub(crate) fn keeps_pool(&self, until: Instant) -> bool {
+        let mut old = self.described.iter().filter(|one| one.since <= until);
+        old.any(|one| one.place.is_in_pool() && self.ingress.is_claimed(one.number))
     }
 
     /// Number of descriptors whose bytes were moved. An application that looked meanwhile must look again.

@@ -13,7 +13,11 @@
 //! | [`qp_group`], [`send_queue`] | queue pairs that connections share, and the send queue of each |
 //! | [`receives`] | buffers of the shared receive queue |
 //! | [`pool`] | receive pool: memory for long transfers, and who gets it |
+//! | `pool_touch` | which part of the pool is read next, so that it stays in the cache: pure |
+//! | [`ecn`], [`ecn_settings`] | when the commands that lower and restore an RNIC's ECN threshold run; the commands: pure |
+//! | [`resctrl`] | capacity masks of the last-level cache, and the texts of Linux's resctrl: pure |
 //! | `connection`, `egress`, `ingress` | a connection's end: its states, sending half and receiving half |
+//! | `hunger` | connections that wait for the receive pool, and which of them do without: pure |
 //! | `exports` | memory exported to the peer: pure |
 //! | `session`, [`session_memory`] | an application: its doorbell and handles, its slabs |
 //! | `link_rate` | rate of a group whose receiver asks for less: pure |
@@ -53,9 +57,12 @@ pub mod control;
 pub mod credit;
 pub mod daemon;
 pub mod domain;
+pub mod ecn;
+pub mod ecn_settings;
 mod egress;
 mod exports;
 pub mod frame;
+mod hunger;
 pub mod ids;
 mod ingress;
 pub mod limits;
@@ -63,9 +70,11 @@ mod link_rate;
 pub mod log_ratelimit;
 pub mod metrics;
 pub mod pool;
+mod pool_touch;
 pub mod qp_group;
 pub mod receive_shares;
 pub mod receives;
+pub mod resctrl;
 pub mod send_queue;
 pub mod server;
 mod session;

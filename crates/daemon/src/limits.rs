@@ -40,9 +40,17 @@ pub struct DaemonLimits {
     pub bulk_max: u32,
     /// Transfers and one-sided operations of one connection in flight at most, 1 to 32. Default 8.
     pub bulk_each: u32,
+    /// Length in bytes from which on a piece is READ while the peer's receive pool is in danger, 1 to 1,073,741,824. Shorter
+    /// pieces are copied through frames and the connection's ring then (RaaS, section III-A: the choice depends on the
+    /// current use of memory). Default 131,072 (RaaS, section III-B).
+    pub copy_below: u32,
     /// Bytes of a tenant's receive pool: 262,144 to 1,073,741,824, a multiple of 4,096. Divided among the workers; each
     /// has 262,144 at least. Default 4,194,304.
     pub pool_bytes: u64,
+    /// Bytes of the receive pools of all tenants: 262,144 to 1,099,511,627,776, a multiple of 4,096. A tenant gets what is left
+    /// of it, at most `pool_bytes`, and 262,144 for each worker at least. Default 12,582,912 (section 4.1.3 of Jet: 12 MB of a
+    /// host's cache).
+    pub pool_budget: u64,
     /// Part of its pool that an application may hold, in percent: 1 to 100. Default 50.
     pub pool_quota: u32,
     /// READs in flight into a pool at most, 1 to 1,024. Default 32.
@@ -50,9 +58,21 @@ pub struct DaemonLimits {
     /// Milliseconds after which memory of the pool that an application has not released counts as late, 1 to 10,000. If
     /// the pool is short, late memory is replaced or copied out. Default 50.
     pub pool_straggler_time: u32,
+    /// Milliseconds for which an application whose data is to be copied out may go on keeping memory of the pool while the
+    /// pool is short, 1 to 3,600,000. Then its connections that keep some are reset. Default 10,000.
+    pub pool_reset_time: u32,
     /// Class of applications in the receive pool, by the names that they attach with. Default: none, and an application
     /// without an entry is [`PoolClass::Normal`].
     pub classes: BTreeMap<String, PoolClass>,
+    /// Pages of the pool's memory. Default [`PoolPages::Ordinary`].
+    pub pool_pages: PoolPages,
+    /// Milliseconds between two reads of a random unit of a pool, 0 to 10,000, while transfers are under way and a worker
+    /// has nothing else to do; 0 reads none. Default 0.
+    pub pool_touch: u32,
+    /// Whether the daemon reports the level of its pools ([`Output::PoolLevel`](crate::Output::PoolLevel)). No key of the
+    /// configuration file. Default no.
+    #[serde(skip)]
+    pub reports_pool_level: bool,
     /// For comparison: a pool's memory is handed out in turn, from its beginning to its end, instead of where it was
     /// released most recently. No key of the configuration file. Default no.
     #[serde(skip)]
@@ -108,6 +128,17 @@ pub enum PoolClass {
     Low,
 }
 
+/// Pages of a receive pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Deserialize, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum PoolPages {
+    /// Pages of the usual size.
+    #[default]
+    Ordinary,
+    /// Reserved pages of 2 MiB where there are some, else ordinary ones.
+    Huge,
+}
+
 impl From<PoolClass> for Class {
     fn from(class: PoolClass) -> Self {
         match class {
@@ -132,11 +163,17 @@ impl Default for DaemonLimits {
             bulk_min: 16 << 10,
             bulk_max: 64 << 10,
             bulk_each: 8,
+            copy_below: 128 << 10,
             pool_bytes: 4 << 20,
+            pool_budget: 12 << 20,
             pool_quota: 50,
             pool_reads: 32,
             pool_straggler_time: 50,
+            pool_reset_time: 10_000,
             classes: BTreeMap::new(),
+            pool_pages: PoolPages::Ordinary,
+            pool_touch: 0,
+            reports_pool_level: false,
             is_pool_in_turn: false,
             quantum: 16 << 10,
             ring_bytes: 2048,
@@ -250,7 +287,9 @@ impl DaemonLimits {
         let ingress = ("ingress_bytes", self.ingress_bytes);
         of(ingress, ("ingress_max", self.ingress_max))?;
         let slab = ("slab_bytes", self.slab_bytes.into());
-        pair(slab, ("memory_each", self.memory_each))
+        pair(slab, ("memory_each", self.memory_each))?;
+        let pool = ("pool_bytes", self.pool_bytes);
+        pair(pool, ("pool_budget", self.pool_budget))
     }
 
     /// Returns the limits that each worker's part of a domain has: receives and queue-pair groups are divided.
@@ -266,6 +305,22 @@ impl DaemonLimits {
         }
     }
 
+    /// Length in bytes from which on a piece is READ by the peer. `is_peer_short`: whether the peer's receive pool is in
+    /// danger.
+    pub(crate) fn border(&self, is_peer_short: bool) -> u32 {
+        match is_peer_short {
+            true => self.copy_below.max(self.bulk_min),
+            false => self.bulk_min,
+        }
+    }
+
+    /// Returns the bytes of a new tenant's receive pool. The other tenants have `taken` of [`pool_budget`](Self::pool_budget).
+    pub(crate) fn pool_grant(&self, taken: u64) -> u64 {
+        let least = u64::from(EXTENT_MAX) * u64::from(self.workers.max(1));
+        let left = self.pool_budget.saturating_sub(taken) / u64::from(UNIT) * u64::from(UNIT);
+        self.pool_bytes.min(left).max(least)
+    }
+
     /// Returns the configuration of the receive pool that each worker's part of a domain has.
     #[must_use]
     pub fn pool(&self) -> PoolConfig {
@@ -277,6 +332,7 @@ impl DaemonLimits {
             read_bytes: budget,
             fragment: self.bulk_max,
             straggler_time: Duration::from_millis(self.pool_straggler_time.into()),
+            reset_time: Duration::from_millis(self.pool_reset_time.into()),
             signal_interval: Duration::from_millis(10),
             is_in_turn: self.is_pool_in_turn,
             ..PoolConfig::default()
@@ -289,12 +345,13 @@ impl DaemonLimits {
         let number = numbers.into_iter().find(|(name, ..)| *name == key);
         match key {
             "classes" => Some("a table of names, each high, normal or low".to_owned()),
+            "pool_pages" => Some("ordinary or huge".to_owned()),
             "poison" => Some("true or false".to_owned()),
             _ => number.map(|(_, _, legal)| legal.to_string()),
         }
     }
 
-    fn numbers(&self) -> [(&'static str, u64, AllowedRange); 28] {
+    fn numbers(&self) -> [(&'static str, u64, AllowedRange); 32] {
         use AllowedRange::{Between, Multiple, Power};
         let of = |key, value: u32, legal| (key, value.into(), legal);
         let frame = Between(FRAME_MIN.into(), FRAME_MAX.into());
@@ -310,9 +367,11 @@ impl DaemonLimits {
             of("bulk_depth", self.bulk_depth, Between(8, 1024)),
             of("qp_groups_max", self.qp_groups_max, Between(1, 4096)),
             of("bulk_min", self.bulk_min, Between(1, 1 << 30)),
+            of("copy_below", self.copy_below, Between(1, 1 << 30)),
             of("bulk_max", self.bulk_max, Power(4096, 1 << 18)),
             of("bulk_each", self.bulk_each, Between(1, 32)),
             ("pool_bytes", self.pool_bytes, Multiple(1 << 18, 1 << 30)),
+            ("pool_budget", self.pool_budget, Multiple(1 << 18, 1 << 40)),
             of("pool_quota", self.pool_quota, Between(1, 100)),
             of("pool_reads", self.pool_reads, Between(1, 1024)),
             of(
@@ -320,6 +379,12 @@ impl DaemonLimits {
                 self.pool_straggler_time,
                 Between(1, 10_000),
             ),
+            of(
+                "pool_reset_time",
+                self.pool_reset_time,
+                Between(1, 3_600_000),
+            ),
+            of("pool_touch", self.pool_touch, Between(0, 10_000)),
             of("quantum", self.quantum, Between(512, 1 << 30)),
             of("ring_bytes", self.ring_bytes, ring),
             of("ring_max", self.ring_max, ring),
@@ -360,6 +425,24 @@ mod tests {
     }
 
     #[test]
+    fn tenants_share_the_budget_of_pools_and_each_gets_some() {
+        let limits = DaemonLimits {
+            pool_bytes: 4 << 20,
+            pool_budget: 10 << 20,
+            workers: 2,
+            ..DaemonLimits::default()
+        };
+        let mut taken = 0;
+        let grants = [0; 5].map(|_| {
+            let grant = limits.pool_grant(taken);
+            taken += grant;
+            grant
+        });
+        let least = 2 * 262_144;
+        assert_eq!(grants, [4 << 20, 4 << 20, 2 << 20, least, least]);
+    }
+
+    #[test]
     fn default_limits_are_legal_and_illegal_ones_named() {
         DaemonLimits::default().check().unwrap();
         for (text, says) in [
@@ -382,6 +465,10 @@ mod tests {
             (
                 "pool_bytes = 300000",
                 "pool_bytes is 300000: a multiple of 4096 from 262144 to 1073741824",
+            ),
+            (
+                "pool_bytes = 8388608\npool_budget = 4194304",
+                "pool_bytes is 8388608: at most pool_budget, which is 4194304",
             ),
             (
                 "ring_bytes = 4097",

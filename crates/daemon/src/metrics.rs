@@ -5,7 +5,7 @@ use std::fmt::Write;
 use headworks_verbs::Duration;
 
 use crate::snapshot::{
-    ApplicationSnapshot, DomainSnapshot, PoolSnapshot, QpGroupSnapshot, Snapshot,
+    ApplicationSnapshot, DomainSnapshot, EcnSnapshot, PoolSnapshot, QpGroupSnapshot, Snapshot,
 };
 
 /// Facts about the daemon's process, which the core does not know.
@@ -40,11 +40,52 @@ pub fn text(snapshot: &Snapshot, process: &ProcessMetrics) -> String {
         .row(&[], process.sleeps as f64);
     text.metric("peers", GAUGE, "Other hosts whose daemons are known.")
         .row(&[], snapshot.peers.len() as f64);
+    of_host(&mut text, snapshot);
     of_domains(&mut text, snapshot, process);
     of_pools(&mut text, snapshot, process);
     of_group(&mut text, snapshot, process);
     of_applications(&mut text, snapshot, process);
     text.0
+}
+
+fn of_host(text: &mut MetricsText, snapshot: &Snapshot) {
+    let columns: [Column<EcnSnapshot>; 4] = [
+        (
+            "ecn_lowered",
+            GAUGE,
+            "1 while the RNIC's threshold for congestion marks may be lowered.",
+            |of| of.is_lowered.into(),
+        ),
+        (
+            "ecn_failing",
+            GAUGE,
+            "1 if the last command for the threshold failed.",
+            |of| of.is_failing.into(),
+        ),
+        (
+            "ecn_runs_total",
+            COUNTER,
+            "Times that a command for the threshold was run.",
+            |of| of.runs as f64,
+        ),
+        (
+            "ecn_failures_total",
+            COUNTER,
+            "Times that such a command failed.",
+            |of| of.failures as f64,
+        ),
+    ];
+    if let Some(ecn) = &snapshot.ecn {
+        text.table(&columns, &[(Vec::new(), ecn)]);
+    }
+    if let Some(cache) = &snapshot.cache {
+        let help = "1 if the daemon's threads have their part of the last-level cache.";
+        let mask = format!("{:x}", cache.mask);
+        text.metric("cache_part", GAUGE, help).row(
+            &[("cache_group", &cache.group), ("l3", &mask)],
+            cache.is_in_force.into(),
+        );
+    }
 }
 
 const GAUGE: &str = "gauge";
@@ -89,7 +130,7 @@ fn of_domains(text: &mut MetricsText, snapshot: &Snapshot, process: &ProcessMetr
 }
 
 fn of_pools(text: &mut MetricsText, snapshot: &Snapshot, process: &ProcessMetrics) {
-    let columns: [Column<PoolSnapshot>; 8] = [
+    let columns: [Column<PoolSnapshot>; 11] = [
         ("pool_bytes", GAUGE, "Bytes of the receive pool.", |of| {
             of.bytes as f64
         }),
@@ -130,10 +171,28 @@ fn of_pools(text: &mut MetricsText, snapshot: &Snapshot, process: &ProcessMetric
             |of| of.copies as f64,
         ),
         (
+            "pool_resets_total",
+            COUNTER,
+            "Times that connections of an application were reset because it kept memory of the receive pool.",
+            |of| of.resets as f64,
+        ),
+        (
             "pool_signals_total",
             COUNTER,
             "Signals to other hosts to send more slowly.",
             |of| of.signals as f64,
+        ),
+        (
+            "pool_huge_bytes",
+            GAUGE,
+            "Bytes of the receive pool's memory that lie in reserved huge pages.",
+            |of| of.huge as f64,
+        ),
+        (
+            "pool_touched_bytes_total",
+            COUNTER,
+            "Bytes of the receive pool that were read so that they stay in the cache.",
+            |of| of.touched as f64,
         ),
     ];
     let rows = snapshot.domains.iter();
@@ -455,13 +514,24 @@ fn quoted(text: &str) -> Option<(String, &str)> {
 mod tests {
     use super::*;
     use crate::ids::SessionId;
-    use crate::snapshot::{DomainSnapshot, ObjectCounts, Traffic};
+    use crate::snapshot::{CacheSnapshot, DomainSnapshot, ObjectCounts, Traffic};
     use proptest::prelude::*;
 
     fn snapshot(name: &str, sent: u64) -> Snapshot {
         Snapshot {
             address: "127.0.0.1".parse().unwrap(),
             is_draining: true,
+            ecn: Some(EcnSnapshot {
+                is_lowered: true,
+                is_failing: false,
+                runs: 5,
+                failures: 2,
+            }),
+            cache: Some(CacheSnapshot {
+                group: "headworks".to_owned(),
+                mask: 0xff0,
+                is_in_force: true,
+            }),
             peers: vec!["127.0.0.2".parse().unwrap()],
             domains: vec![DomainSnapshot {
                 user: 1000,
@@ -540,6 +610,9 @@ mod tests {
             "# TYPE headworks_cpu_seconds_total counter",
             "headworks_cpu_seconds_total 1.5",
             "headworks_draining 1",
+            "headworks_ecn_lowered 1",
+            "headworks_ecn_failures_total 2",
+            "headworks_cache_part{cache_group=\"headworks\",l3=\"ff0\"} 1",
             "headworks_queue_pairs{user=\"1000\",socket=\"/run/b.sock\"} 2",
             "headworks_qp_group_credit{user=\"1000\",socket=\"/run/b.sock\",host=\"127.0.0.2\",peer_domain=\"7\"} 8",
             "headworks_application_sent_bytes_total{user=\"1000\",socket=\"/run/b.sock\",pid=\"77\",session=\"4\",name=\"a\\\"b\"} 5",

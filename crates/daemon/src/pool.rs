@@ -4,7 +4,7 @@
 //! A connection that has an announced transfer waits here for admission. When it was admitted, it gets memory READ by READ.
 //! Only its first transfer counts, so a connection waits once.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use headworks_client::{Extent, Vqpn};
@@ -19,7 +19,10 @@ use headworks_verbs::{
     ResourceError, Sge,
 };
 
-use crate::limits::DaemonLimits;
+use crate::ecn::PoolLevel;
+use crate::hunger::{HungryConnections, PATIENCE};
+use crate::limits::{DaemonLimits, PoolPages};
+use crate::pool_touch::PoolTouch;
 use crate::snapshot::PoolSnapshot;
 
 /// How far a connection is with the memory for its first transfer.
@@ -61,18 +64,20 @@ pub struct DomainPool {
     lost: Vec<(AppId, HeldExtent)>,
     /// Admitted connections, in the order of their next turns.
     active: VecDeque<Vqpn>,
-    /// Connections that wait for memory, and since when they do although their applications have read everything, as far as
-    /// is known.
-    waiting: BTreeMap<Vqpn, Instant>,
-    /// When to look at them next.
-    look_at: Instant,
-    patience: Duration,
+    hungry: HungryConnections,
+    /// How often connections of an application were reset because it kept memory.
+    resets: u64,
     stops_admission: bool,
+    /// The level that was last reported, if levels are reported.
+    reported: Option<PoolLevel>,
+    touch: PoolTouch,
+    /// Units of the pool's memory, those that replace others included.
+    units: u32,
+    /// Units that were read so that they stay in the cache.
+    touched: u64,
     /// READs in flight into other memory than the pool's, and the limit for them.
     elsewhere: u32,
     elsewhere_max: u32,
-    /// The connection at which the next look at those that wait begins.
-    look_from: Vqpn,
     /// Signals since the pool was last out of danger.
     signals: u32,
     /// When admitted connections that got no memory are to let others go first.
@@ -83,8 +88,6 @@ pub struct DomainPool {
 
 /// Signals to the peers in a row, while the pool stays in danger.
 const SIGNALS_MAX: u32 = 32;
-/// How long a connection waits for the pool before it does without. Much longer than a READ takes.
-const PATIENCE: Duration = Duration::from_millis(2);
 
 impl DomainPool {
     /// Makes the pool of a part of a domain, in memory that applications may only read.
@@ -101,13 +104,23 @@ impl DomainPool {
         let config = limits.pool();
         debug_assert_eq!(config.check(), Ok(()));
         let len = bytes_of(config.memory_units());
+        let pages = pages_of(limits.pool_pages, len);
         let buffer = device.alloc(&AllocRequest {
             len: len as usize,
             align: 4096,
-            pages: Pages::Ordinary,
+            pages,
             numa_node: None,
             is_sealed: true,
         })?;
+        if limits.pool_pages == PoolPages::Huge && !buffer.has_reserved_huge_pages() {
+            let why = match pages {
+                Pages::PreferHuge => "too few are reserved or this kernel cannot seal them",
+                Pages::Ordinary => "the pool is shorter than one",
+            };
+            tracing::warn!(
+                "pool_pages: a receive pool of {len} bytes has ordinary pages and no huge ones: {why}"
+            );
+        }
         // No peer gets a key to it.
         let region = pd.register(&buffer, Access::LOCAL_WRITE)?;
         let quota = u64::from(config.budget_units()) * u64::from(limits.pool_quota) / 100;
@@ -124,13 +137,15 @@ impl DomainPool {
             leaving: Vec::new(),
             lost: Vec::new(),
             active: VecDeque::new(),
-            waiting: BTreeMap::new(),
-            look_at: Instant::ZERO,
-            patience: PATIENCE,
+            hungry: HungryConnections::default(),
+            resets: 0,
             stops_admission: false,
+            reported: limits.reports_pool_level.then_some(PoolLevel::Safe),
+            touch: PoolTouch::new(Duration::from_millis(limits.pool_touch.into()), slab.into()),
+            units: config.memory_units(),
+            touched: 0,
             elsewhere: 0,
             elsewhere_max: config.reads,
-            look_from: Vqpn::default(),
             signals: 0,
             stuck_until: None,
             pending: 0,
@@ -237,7 +252,7 @@ impl DomainPool {
 
     /// Removes a connection from the queue, or gives up its admission.
     pub(crate) fn withdraw(&mut self, number: Vqpn, app: AppId, turn: Turn) {
-        self.waiting.remove(&number);
+        self.hungry.feed(number);
         match turn {
             Turn::None => {}
             Turn::Queued => {
@@ -307,7 +322,7 @@ impl DomainPool {
 
     /// Notes that an admitted connection cannot begin a READ now.
     pub(crate) fn note_stuck(&mut self, now: Instant) {
-        self.stuck_until.get_or_insert(now + self.patience);
+        self.stuck_until.get_or_insert(now + PATIENCE);
     }
 
     /// Whether admitted connections have got no memory for long, so that they must let others go first. Reports it once.
@@ -338,7 +353,10 @@ impl DomainPool {
     /// Counts a READ that began: into the pool, or into other memory.
     pub(crate) fn read_begun(&mut self, bytes: u32, is_in_pool: bool) {
         match is_in_pool {
-            true => self.admission.read_begun(bytes),
+            true => {
+                self.hungry.read_begun();
+                self.admission.read_begun(bytes);
+            }
             false => self.elsewhere += 1,
         }
     }
@@ -387,62 +405,39 @@ impl DomainPool {
         }
     }
 
-    /// Notes that a connection waits for memory. `since` is when its application had read everything before.
-    pub(crate) fn wait(&mut self, number: Vqpn, since: Instant, now: Instant) {
-        // A connection for which the pool had no memory before does not wait as long again.
-        let soon = now + Duration::from_nanos(self.patience.nanos() / 16);
-        if self.waiting.is_empty() {
-            self.look_at = now + self.patience;
-        }
-        if since == Instant::ZERO {
-            self.look_at = self.look_at.min(soon);
-        }
-        self.waiting.insert(number, since);
+    /// Notes that a connection waits for memory although its application has read everything. `is_starved`: the pool had none
+    /// for its latest piece.
+    pub(crate) fn wait(&mut self, number: Vqpn, app: AppId, is_starved: bool, now: Instant) {
+        self.hungry.wait(number, app, is_starved, now);
     }
 
     /// Whether a connection is known to wait for memory.
     pub(crate) fn is_waiting(&self, number: Vqpn) -> bool {
-        self.waiting.contains_key(&number)
+        self.hungry.is_waiting(number)
     }
 
     /// Notes that a connection does not wait for memory any more.
     pub(crate) fn feed(&mut self, number: Vqpn) {
-        self.waiting.remove(&number);
+        self.hungry.feed(number);
     }
 
     /// Returns the connections that have waited for memory too long, and those of a low class if the pool is short: their
-    /// transfers are to land elsewhere. `app_of` tells
-    /// the application of a connection.
-    pub(crate) fn starving(
-        &mut self,
-        now: Instant,
-        app_of: impl Fn(Vqpn) -> Option<AppId>,
-    ) -> Vec<Vqpn> {
-        if self.waiting.is_empty() || now < self.look_at {
-            return Vec::new();
-        }
-        self.look_at = now + self.patience;
-        let (apps, patience) = (&self.apps, self.patience);
+    /// transfers are to land elsewhere.
+    pub(crate) fn starving(&mut self, now: Instant) -> Vec<Vqpn> {
         let is_short = self.admission.is_short() || self.stops_admission;
-        let is_starving = |number: Vqpn, since: Instant| {
-            let state = app_of(number).and_then(|app| apps.get(app.place()));
-            if is_short && state.is_some_and(|state| state.class == Class::Low) {
-                return true;
-            }
-            // The application's other connections may go on for long.
-            let is_long = now.since(since) >= Duration::from_nanos(patience.nanos() * 10);
-            let progress = state.map_or(since, |state| state.progress.max(since));
-            is_long || now.since(progress) >= patience
-        };
-        let from = self.look_from;
-        let all = self.waiting.range(from..).chain(self.waiting.range(..from));
-        let starving = all.filter(|(number, since)| is_starving(**number, **since));
-        starving.map(|(number, _)| *number).collect()
+        let apps = &self.apps;
+        let of_app = |app: AppId| apps.get(app.place()).map(|one| (one.class, one.progress));
+        self.hungry.starving(now, is_short, of_app)
     }
 
     /// Notes the connection that is looked at first the next time.
     pub(crate) fn look_from(&mut self, number: Vqpn) {
-        self.look_from = number;
+        self.hungry.look_from(number);
+    }
+
+    /// Counts that connections of an application are reset because it keeps memory.
+    pub(crate) fn count_reset(&mut self) {
+        self.resets += 1;
     }
 
     /// Takes a step of the escape controller.
@@ -458,6 +453,58 @@ impl DomainPool {
         step
     }
 
+    /// Whether the pool is in danger, and admits no transfer.
+    pub(crate) fn is_in_danger(&self) -> bool {
+        self.stops_admission
+    }
+
+    /// For tests: has the pool be in danger, or not, until its next look.
+    #[cfg(test)]
+    pub(crate) fn set_in_danger(&mut self, is_in_danger: bool) {
+        self.stops_admission = is_in_danger;
+    }
+
+    /// Level of the pool, as of the last step of the escape controller.
+    pub(crate) fn level(&self) -> PoolLevel {
+        let is_in_use = self.pending > 0 || self.pool.available() < self.budget;
+        match (self.stops_admission, self.pool.is_short()) {
+            (true, _) => PoolLevel::Danger,
+            (false, true) => PoolLevel::Short,
+            (false, false) if is_in_use => PoolLevel::Safe,
+            (false, false) => PoolLevel::Idle,
+        }
+    }
+
+    /// Returns whether the level is to be reported: it has changed since the last call. An idle pool counts as safe here.
+    pub(crate) fn is_level_new(&mut self) -> bool {
+        let level = match self.level() {
+            PoolLevel::Idle => PoolLevel::Safe,
+            level => level,
+        };
+        let reported = self.reported.as_mut();
+        reported.is_some_and(|reported| std::mem::replace(reported, level) != level)
+    }
+
+    /// Reads a random unit of the pool if one is due, so that the cache keeps it. Returns how many bytes it read.
+    pub(crate) fn touch(&mut self, now: Instant) -> u64 {
+        // Memory that replaces nothing is not to take a place in the cache.
+        let units = match self.pool.replaced() {
+            0 => self.budget,
+            _ => self.units,
+        };
+        let Some(unit) = self.touch.due(units, now) else {
+            return 0;
+        };
+        let mut bytes = [0; UNIT as usize];
+        if self.view.read(bytes_of(unit) as usize, &mut bytes).is_err() {
+            debug_assert!(false, "the unit is of this pool");
+            return 0;
+        }
+        std::hint::black_box(&bytes);
+        self.touched += 1;
+        UNIT.into()
+    }
+
     /// Whether an application may keep what it has received. One that does not release its memory may not.
     pub(crate) fn may_keep(&self, app: AppId) -> bool {
         !self.pool.is_slow(app)
@@ -468,7 +515,7 @@ impl DomainPool {
         if !self.is_active() {
             return None;
         }
-        let waiting = (!self.waiting.is_empty()).then_some(self.look_at);
+        let waiting = self.hungry.deadline();
         let stuck = self.stuck_until.filter(|_| !self.active.is_empty());
         let short = self.pool.is_short().then(|| self.pool.deadline());
         let all = [waiting, short.flatten(), stuck];
@@ -494,8 +541,25 @@ impl DomainPool {
             read_bytes,
             replacements: counters.replacements,
             copies: counters.copies,
+            resets: self.resets,
             signals: counters.signals,
+            huge: match self.buffer().has_reserved_huge_pages() {
+                true => self.buffer().len() as u64,
+                false => 0,
+            },
+            touched: self.touched * u64::from(UNIT),
         }
+    }
+}
+
+/// Bytes of a huge page.
+const HUGE: u64 = 2 << 20;
+
+/// Returns the pages to ask for. Memory that is shorter than a huge page gets ordinary ones.
+fn pages_of(wanted: PoolPages, len: u64) -> Pages {
+    match wanted {
+        PoolPages::Huge if len >= HUGE => Pages::PreferHuge,
+        _ => Pages::Ordinary,
     }
 }
 

@@ -15,7 +15,7 @@ use crate::link_rate::LinkRate;
 use crate::send_queue::{OnCompletion, SendQueue};
 
 /// Version of the frame format.
-const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 
 /// Role of a queue pair in its group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,7 +57,8 @@ pub struct QpGroup {
     /// READs in flight, and the limit for them.
     pub(crate) reads: u32,
     reads_max: u32,
-    pub(crate) peer_load: u8,
+    /// Whether the peer's receive pool admitted no transfer when its latest frame left.
+    pub(crate) is_peer_short: bool,
     /// Bytes after a header that the peer has room for.
     body_max: usize,
     /// Whether a frame was carried, in either direction.
@@ -92,7 +93,7 @@ impl QpGroup {
             announced: 0,
             reads: 0,
             reads_max: 1,
-            peer_load: 0,
+            is_peer_short: false,
             body_max: 0,
             has_carried: false,
             awaits_peer: false,
@@ -220,7 +221,7 @@ impl QpGroup {
     /// Sends an empty frame if nothing was sent before, so that both sides learn whether the link works.
     pub fn greet(&mut self) {
         if self.credit.sent() == 0 && self.credit.left() > 0 && self.frames.room() > 0 {
-            self.tell_now(0);
+            self.tell_now(false);
         }
     }
 
@@ -258,27 +259,27 @@ impl QpGroup {
     }
 
     /// Announces promised receives in an empty frame, if that is due.
-    pub fn tell(&mut self, load: u8) {
+    pub fn tell(&mut self, is_short: bool) {
         if self.credit.is_update_due() && self.frames.room() > 0 {
-            self.tell_now(load);
+            self.tell_now(is_short);
         }
     }
 
     /// Tells the peer to send more slowly.
-    pub(crate) fn slow(&mut self, load: u8) {
+    pub(crate) fn slow(&mut self, is_short: bool) {
         self.is_slow_due = false;
         self.signals_sent += 1;
         let header = Header {
-            load,
+            is_short,
             ..Header::of(Kind::Slow)
         };
         let then = OnCompletion::Nothing;
         self.send(QpRole::Frames, Vqpn::default(), header, 0, then);
     }
 
-    fn tell_now(&mut self, load: u8) {
+    fn tell_now(&mut self, is_short: bool) {
         let header = Header {
-            load,
+            is_short,
             ..Header::of(Kind::Tell)
         };
         let then = OnCompletion::Nothing;

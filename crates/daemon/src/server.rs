@@ -30,25 +30,32 @@ use rustix::event::{PollFd, PollFlags, epoll};
 use rustix::io::Errno;
 
 use crate::daemon::{Daemon, Identity, Output};
+use crate::ecn_settings::EcnHook;
 #[cfg(doc)]
 use crate::ids::Tenant;
 use crate::ids::{PeerId, SessionId};
 use crate::limits::{DaemonLimits, LimitsError};
 use crate::metrics::{self, ProcessMetrics};
-use crate::snapshot::Snapshot;
+use crate::resctrl::ResctrlSettings;
+use crate::snapshot::{CacheSnapshot, Snapshot};
 
 mod applications;
 mod close_queue;
 mod daemons;
+mod ecn_command;
+mod messages;
 mod metrics_endpoint;
 pub mod notify;
 mod poll_budget;
+mod resctrl;
 mod subscriptions;
 mod worker_threads;
 
 pub use crate::config::MetricsAt;
 use applications::Attached;
-use daemons::Dialed;
+use ecn_command::{EcnCommands, EcnThread};
+pub use messages::MetricsReader;
+use messages::{ServerMessage, ServerSender};
 use metrics_endpoint::MetricsServer;
 use poll_budget::PollBudget;
 use subscriptions::Subscriptions;
@@ -83,6 +90,10 @@ pub struct ServerConfig {
     /// Registry in which daemons of this machine find each other, if there is one: those in it meet over a Unix
     /// socket, wherever their network namespaces are.
     pub registry: Option<Arc<Registry>>,
+    /// Commands that lower and restore the RNIC's threshold for congestion marks, if there are any.
+    pub ecn: Option<EcnHook>,
+    /// The daemon's part of the last-level cache, if it is to have one.
+    pub resctrl: Option<ResctrlSettings>,
     /// How long connections may go on after the daemon is told to terminate.
     pub drain: Duration,
     /// Sizes and limits.
@@ -107,6 +118,14 @@ pub enum ServerError {
     /// A size or limit is illegal.
     #[error(transparent)]
     Limits(#[from] LimitsError),
+    /// A command for the RNIC's threshold asks for a name that the device does not have.
+    #[error("{key}: {why}")]
+    Ecn {
+        /// The key.
+        key: &'static str,
+        /// The name, and why there is none.
+        why: String,
+    },
     /// The socket for applications cannot be opened.
     #[error("applications cannot attach at {}: {}", .path.display(), reason(.source, "another daemon serves there"))]
     Socket {
@@ -198,50 +217,21 @@ const ALONE: StandaloneContext = StandaloneContext {
     clock: clock::now,
 };
 
-/// A message from another thread to the event loop.
-enum ServerMessage {
-    /// A dial to another daemon has ended.
-    Dialed(Dialed),
-    /// A client of the metrics endpoint wants the current text.
-    Look(mpsc::Sender<String>),
-    /// The thread of a worker has ended, and the daemon ends.
-    WorkerFailed(io::Error),
-}
-
-/// Sends messages from other threads to the event loop, and wakes it.
-#[derive(Clone)]
-struct ServerSender {
-    told: mpsc::Sender<ServerMessage>,
-    wake: Arc<OwnedFd>,
-}
-
-impl ServerSender {
-    /// Sends a message. Returns whether the event loop still exists.
-    fn tell(&self, what: ServerMessage) -> bool {
-        let is_there = self.told.send(what).is_ok();
-        self.wake();
-        is_there
-    }
-
-    /// Wakes the event loop.
-    fn wake(&self) {
-        // If the pipe is full, the event loop is woken already.
-        let _ = rustix::io::write(&*self.wake, &[0]);
-    }
-}
-
 /// A daemon with its sockets.
 pub struct DaemonServer {
     inner: Inner,
     epoll: Arc<OwnedFd>,
     drain: Duration,
     _scrapes: Option<MetricsServer>,
+    // Dropped after everything that starts threads.
+    _cache: Option<resctrl::CacheGroup>,
 }
 
 struct Inner {
     /// Threads of the workers, if the daemon has several. They end before the daemon is dropped.
     workers: WorkerThreads,
     daemon: Daemon,
+    cache: Option<CacheSnapshot>,
     epoll: Arc<OwnedFd>,
     /// Where applications attach, in the order of [`ServerConfig::sockets`].
     applications: Vec<PacketListener>,
@@ -273,16 +263,37 @@ struct Inner {
     sleeps: u64,
     /// Error of a worker's thread.
     failed: Option<io::Error>,
+    /// Runs the commands for the RNIC's threshold, if there are any. Dropping it waits for the last command, so the sockets
+    /// are closed before.
+    ecn: Option<EcnThread>,
 }
 
 impl DaemonServer {
+    /// Checks a configuration for a device, without an effect.
+    ///
+    /// # Errors
+    ///
+    /// [`ServerError::Limits`] and [`ServerError::Ecn`].
+    pub fn check_config(device: &dyn Device, config: &ServerConfig) -> Result<(), ServerError> {
+        Self::check(device, config).map(drop)
+    }
+
+    fn check(
+        device: &dyn Device,
+        config: &ServerConfig,
+    ) -> Result<Option<EcnCommands>, ServerError> {
+        config.daemon.check()?;
+        let of_device = |hook| EcnCommands::of(hook, &device.info().name);
+        config.ecn.as_ref().map(of_device).transpose()
+    }
+
     /// Creates a daemon and opens its sockets.
     ///
     /// # Errors
     ///
     /// [`ServerError`].
     pub fn open(device: Arc<dyn Device>, config: &ServerConfig) -> Result<Self, ServerError> {
-        config.daemon.check()?;
+        let ecn = Self::check(&*device, config)?;
         // Each connection that is watched, each peer and each slab takes descriptors.
         if let Some((before, after)) = process_limits::raise_open_files()
             && after > before
@@ -307,6 +318,10 @@ impl DaemonServer {
             Some(registry) => Some(Listener::bind(registry, &local_name)?),
             None => None,
         };
+        // After the sockets: a daemon that cannot serve must not change another one's part of the cache. Before the threads,
+        // which have the part of the thread that starts them.
+        let cache = config.resctrl.as_ref().map(resctrl::enter);
+        let (group, cache) = cache.map_or((None, None), |(group, state)| (group, Some(state)));
         let made = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(system("epoll"))?;
         let epoll = Arc::new(made);
         let pipe = rustix::pipe::PipeFlags::CLOEXEC | rustix::pipe::PipeFlags::NONBLOCK;
@@ -326,8 +341,16 @@ impl DaemonServer {
         let mut daemon = Daemon::new(
             config.identity.clone(),
             device.clone(),
-            config.daemon.clone(),
+            DaemonLimits {
+                reports_pool_level: ecn.is_some(),
+                ..config.daemon.clone()
+            },
         );
+        let ecn = ecn.map(EcnThread::start).transpose();
+        let ecn = ecn.map_err(|source| ServerError::System {
+            what: "a thread for the commands of [ecn]",
+            source,
+        })?;
         let subscriptions = Arc::new(Mutex::new(Subscriptions::new(config.sockets.len())));
         let mut workers = WorkerThreads::default();
         if config.daemon.workers > 1 {
@@ -340,6 +363,8 @@ impl DaemonServer {
         }
         let mut inner = Inner {
             daemon,
+            ecn,
+            cache,
             epoll: epoll.clone(),
             applications,
             daemons,
@@ -372,6 +397,7 @@ impl DaemonServer {
             inner,
             epoll,
             drain: config.drain,
+            _cache: group,
             _scrapes: scrapes.transpose()?,
         })
     }
@@ -379,6 +405,11 @@ impl DaemonServer {
     /// Returns the port of the streams between daemons.
     pub fn port(&self) -> u16 {
         self.inner.port
+    }
+
+    /// Returns a reader of the daemon's metrics, for another thread.
+    pub fn metrics(&self) -> MetricsReader {
+        MetricsReader(self.inner.teller.clone())
     }
 
     /// Returns the paths of the sockets that applications attach to.
@@ -632,6 +663,8 @@ impl Inner {
     /// Returns the daemon's state in Prometheus's text format.
     fn look(&self) -> String {
         let mut snapshot = self.daemon.snapshot();
+        snapshot.ecn = self.ecn.as_ref().map(EcnThread::snapshot);
+        snapshot.cache.clone_from(&self.cache);
         let all = snapshot
             .domains
             .iter_mut()
@@ -678,6 +711,11 @@ impl Inner {
                 Output::Signal { watch, signal } => signals.push((watch, signal)),
                 Output::WakeThread(event_count) => sleepers.push(event_count),
                 Output::WakeWorker(worker) => self.workers.wake(worker),
+                Output::PoolLevel(level) => {
+                    if let Some(ecn) = &self.ecn {
+                        ecn.set_level(level);
+                    }
+                }
             }
         }
         did |= self.resend();

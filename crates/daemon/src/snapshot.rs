@@ -15,6 +15,34 @@ pub struct Snapshot {
     pub peers: Vec<IpAddr>,
     /// Its isolation domains.
     pub domains: Vec<DomainSnapshot>,
+    /// The RNIC's threshold for congestion marks, if commands for it are configured.
+    pub ecn: Option<EcnSnapshot>,
+    /// The daemon's part of the last-level cache, if one is configured.
+    pub cache: Option<CacheSnapshot>,
+}
+
+/// State of the commands that lower and restore an RNIC's threshold for congestion marks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct EcnSnapshot {
+    /// Whether the threshold may be lowered: `lower` was run, and no `restore` succeeded since.
+    pub is_lowered: bool,
+    /// Whether the last command failed.
+    pub is_failing: bool,
+    /// Number of times that a command was run.
+    pub runs: u64,
+    /// Number of those that failed.
+    pub failures: u64,
+}
+
+/// State of the daemon's part of the last-level cache (resctrl).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CacheSnapshot {
+    /// Name of the group.
+    pub group: String,
+    /// Capacity mask that is configured.
+    pub mask: u32,
+    /// Whether the daemon's threads are in the group, and the group has the mask.
+    pub is_in_force: bool,
 }
 
 /// State of an isolation domain.
@@ -53,8 +81,14 @@ pub struct PoolSnapshot {
     pub replacements: u64,
     /// Number of times that an application's bytes were copied out, because it did not read them.
     pub copies: u64,
+    /// Number of times that an application's connections were reset, because it kept memory for too long.
+    pub resets: u64,
     /// Number of signals to other hosts to send more slowly.
     pub signals: u64,
+    /// Bytes of its memory that lie in reserved huge pages.
+    pub huge: u64,
+    /// Bytes that the daemon has read so that they stay in the cache.
+    pub touched: u64,
 }
 
 impl std::ops::AddAssign for PoolSnapshot {
@@ -69,7 +103,10 @@ impl std::ops::AddAssign for PoolSnapshot {
         self.read_bytes += other.read_bytes;
         self.replacements += other.replacements;
         self.copies += other.copies;
+        self.resets += other.resets;
         self.signals += other.signals;
+        self.huge += other.huge;
+        self.touched += other.touched;
     }
 }
 

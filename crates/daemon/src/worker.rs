@@ -16,6 +16,7 @@ use headworks_runtime::ActorContext;
 use headworks_verbs::{CompletionChannel, Instant, Qpn};
 
 use crate::domain::{Domain, DomainError, Output, WakeUp};
+use crate::ecn::PoolLevel;
 use crate::ids::DomainId;
 
 /// A worker: its parts of all domains.
@@ -95,6 +96,11 @@ impl Worker {
     pub fn channels(&self) -> Vec<Arc<dyn CompletionChannel>> {
         let channels = self.domains.values().map(|one| one.channel().clone());
         channels.collect()
+    }
+
+    /// Returns the level of each domain's receive pool.
+    pub fn pool_levels(&self) -> impl Iterator<Item = PoolLevel> {
+        self.domains.values().map(Domain::pool_level)
     }
 
     /// Returns how many domains were ever added. Each adds one of [`Worker::channels`].

@@ -7,6 +7,8 @@ mod application;
 mod host;
 #[path = "soak/plan.rs"]
 mod plan;
+#[path = "soak/signals.rs"]
+mod signals;
 #[path = "soak/tamper.rs"]
 mod tamper;
 

@@ -107,6 +107,8 @@ pub(super) fn run_daemon(socket: &str, at: SocketAddr, device: &DeviceName) -> a
         is_for_all: false,
         metrics: Some(MetricsAt::Path(metrics)),
         registry: Some(headworks::registry()?),
+        ecn: None,
+        resctrl: None,
         drain: Duration::ZERO,
         daemon: DaemonLimits::default(),
     };

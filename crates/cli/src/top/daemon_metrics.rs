@@ -229,6 +229,7 @@ impl MetricsSnapshot {
             self.qp_groups.len(),
             sum(&self.domains, "queue_pairs"),
         );
+        self.host(&mut text);
         for domain in self.domains.values() {
             // The path is shown whole: those of two sockets may begin alike.
             let socket = match domain.raw_label("socket") {
@@ -246,9 +247,13 @@ impl MetricsSnapshot {
                 domain.size("memory_used_bytes"),
                 domain.size("memory_allocated_bytes"),
             );
+            let huge = match domain.value("pool_huge_bytes") {
+                Some(bytes) if bytes > 0.0 => ", in huge pages",
+                _ => "",
+            };
             let _ = writeln!(
                 text,
-                "  receive pool: {} of {} free, {} waiting, {} replaced, {} copies, {} signals",
+                "  receive pool: {} of {} free, {} waiting, {} replaced, {} copies, {} signals{huge}",
                 domain.size("pool_free_bytes"),
                 domain.size("pool_bytes"),
                 domain.number("pool_waiting"),
@@ -260,6 +265,39 @@ impl MetricsSnapshot {
             self.applications_of(&mut text, domain, earlier);
         }
         text
+    }
+
+    /// Writes lines about what holds for the whole host, if it is configured.
+    fn host(&self, text: &mut String) {
+        let daemon = &self.daemon;
+        if let Some(lowered) = daemon.value("ecn_lowered") {
+            let state = match lowered {
+                0.0 => "normal",
+                _ => "lowered",
+            };
+            let last = match daemon.value("ecn_failing") {
+                Some(failing) if failing > 0.0 => ", THE LAST ONE TOO",
+                _ => "",
+            };
+            let _ = writeln!(
+                text,
+                "ECN threshold {state}: {} commands run, {} failed{last}",
+                daemon.number("ecn_runs_total"),
+                daemon.number("ecn_failures_total"),
+            );
+        }
+        if let Some(part) = daemon.value("cache_part") {
+            let state = match part {
+                0.0 => "NOT IN FORCE",
+                _ => "in force",
+            };
+            let _ = writeln!(
+                text,
+                "part of the cache {state}: mask {}, group {}",
+                daemon.label("l3"),
+                daemon.label("cache_group"),
+            );
+        }
     }
 
     fn qp_groups_of(
@@ -471,6 +509,34 @@ mod tests {
             "127.0.0.1 on -, up -: 0 applications, - connections, 0 queue-pair groups, - queue pairs; draining -\n\n\
              user 7: - connections, - queue pairs, - of - receives promised, - of - used\n  \
              receive pool: - of - free, - waiting, - replaced, - copies, - signals\n"
+        );
+    }
+
+    #[test]
+    fn what_holds_for_the_host_is_shown_if_it_is_configured() {
+        assert!(!drawn(SAID).contains("ECN") && !drawn(SAID).contains("cache"));
+        let more = "headworks_ecn_lowered 1\nheadworks_ecn_failing 0\nheadworks_ecn_runs_total 3\n\
+            headworks_ecn_failures_total 1\n\
+            headworks_cache_part{cache_group=\"own\",l3=\"ff0\"} 1\n\
+            headworks_pool_huge_bytes{user=\"7\",socket=\"/a\"} 4096\n";
+        let text = drawn(&(SAID.to_owned() + more));
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(lines[1], "ECN threshold lowered: 3 commands run, 1 failed");
+        assert_eq!(lines[2], "part of the cache in force: mask ff0, group own");
+        assert!(text.contains("- signals, in huge pages\n"), "{text}");
+        let other = more
+            .replace("lowered 1", "lowered 0")
+            .replace("failing 0", "failing 1");
+        let other = other.replace("l3=\"ff0\"} 1", "l3=\"ff0\"} 0");
+        let text = drawn(&(SAID.to_owned() + &other));
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(
+            lines[1],
+            "ECN threshold normal: 3 commands run, 1 failed, THE LAST ONE TOO"
+        );
+        assert_eq!(
+            lines[2],
+            "part of the cache NOT IN FORCE: mask ff0, group own"
         );
     }
 

@@ -337,6 +337,8 @@ fn the_configuration_file_supplements_the_command_line() {
     };
     check("", &[]).expect_exit(0);
     check("address = \"127.0.0.7\"\n[limits]\nreceives = 64\n", &[]).expect_exit(0);
+    let ecn = "[ecn]\nlower = [\"/l\", \"{device}\"]\nrestore = [\"/r\"]\n[resctrl]\nl3 = \"f\"\n";
+    check(ecn, &["--device", "soft:h1"]).expect_exit(0);
     for (text, says) in [
         ("adress = \"127.0.0.7\"\n", "line 1: unknown field `adress`"),
         (
@@ -352,6 +354,26 @@ fn the_configuration_file_supplements_the_command_line() {
         (
             "device = \"hard\"\n",
             "daemon.toml: line 1: device: no device kind \"hard\"",
+        ),
+        (
+            "[ecn]\nlower = [\"/l\", \"{nic}\"]\nrestore = [\"/r\"]\n",
+            "daemon.toml: line 2: ecn.lower: \"{nic}\" is unknown: {device}, ",
+        ),
+        (
+            "[ecn]\nlower = [\"lower\"]\nrestore = [\"/r\"]\n",
+            "daemon.toml: line 2: ecn.lower: \"lower\" is no absolute path",
+        ),
+        (
+            "[ecn]\nlower = [\"/l\"]\n",
+            "daemon.toml: line 1: ecn.restore: the list is empty",
+        ),
+        (
+            "[ecn]\nlower = [\"/l\"]\nrestore = [\"/r\", \"{netdev}\"]\n",
+            "ecn.restore: {netdev}: soft",
+        ),
+        (
+            "[resctrl]\nl3 = \"fg\"\n",
+            "daemon.toml: line 2: resctrl.l3 is \"fg\": a capacity mask",
         ),
     ] {
         let line = check(text, &[]).expect_exit(2);

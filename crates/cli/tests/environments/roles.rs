@@ -398,6 +398,8 @@ fn serve(host: u8, place: &Path, port: u16, leash: &Path) -> Result {
         is_for_all: false,
         metrics: None,
         registry: Some(headworks::registry()?),
+        ecn: None,
+        resctrl: None,
         drain: Duration::ZERO,
         daemon: DaemonLimits::default(),
     };

@@ -51,6 +51,7 @@ impl Daemon {
         let lost: Vec<_> = std::iter::from_fn(|| worker.lost()).collect();
         drop(worker);
         let mut slabs = Vec::new();
+        let mut is_level_new = false;
         let mut settled = Vec::new();
         for (domain, output) in passing.drain(..) {
             let at = DomainPart { worker: of, domain };
@@ -80,6 +81,10 @@ impl Daemon {
                 }
                 domain::Output::Signal { watch, signal } => {
                     self.outputs.push_back(Output::Signal { watch, signal });
+                    continue;
+                }
+                domain::Output::PoolLevel => {
+                    is_level_new = true;
                     continue;
                 }
                 domain::Output::WakeThread(event_count) => {
@@ -144,8 +149,12 @@ impl Daemon {
                 .into_iter()
                 .for_each(|(at, group)| self.settle_unproven(at, group));
         }
+        is_level_new |= !lost.is_empty();
         for (domain, error) in lost {
             self.lose_part(DomainPart { worker: of, domain }, &error);
+        }
+        if is_level_new {
+            self.look_at_pools();
         }
     }
 
@@ -163,9 +172,17 @@ impl Daemon {
                     .device
                     .alloc_pd()
                     .map_err(|error| refuse(error.into()))?;
+                let taken = self.domains.values().map(|one| one.pool_bytes).sum();
+                let pool_bytes = self.config.pool_grant(taken);
+                if pool_bytes < self.config.pool_bytes {
+                    tracing::warn!(
+                        "{tenant} gets a receive pool of {pool_bytes} bytes: others have taken {taken} of pool_budget"
+                    );
+                }
                 let domain = TenantDomain {
                     pd: pd.clone(),
                     memories: Vec::new(),
+                    pool_bytes,
                 };
                 self.domains.insert(at.domain, domain);
                 pd
@@ -176,7 +193,10 @@ impl Daemon {
         self.pass_on(at.worker, shared.lock_for_control());
         let mut worker = shared.lock_for_control();
         if worker.domain(at.domain).is_none() {
-            let limits = self.config.of_each_worker();
+            let mut limits = self.config.of_each_worker();
+            if let Some(domain) = self.domains.get(&at.domain) {
+                limits.pool_bytes = domain.pool_bytes;
+            }
             let part = Domain::new(at.domain, tenant, at.worker, (&self.device, &pd), &limits);
             worker.add(at.domain, part.map_err(refuse)?);
             self.wake_if_armed(at.worker, &worker);

@@ -1,11 +1,12 @@
 //! Transfers that other hosts announced: which is READ next, and into which memory. The memory and the turns are the
 //! [receive pool's](crate::pool).
 
-use headworks_client::Vqpn;
-use headworks_verbs::Instant;
+use headworks_client::{Reset, Vqpn};
+use headworks_rxpool::holdings::AppId;
+use headworks_verbs::{Duration, Instant};
 
-use super::Domain;
 use super::context::ConnectionContext;
+use super::{Domain, Output};
 use crate::ingress::Place;
 use crate::pool::Turn;
 use crate::send_queue::OnCompletion;
@@ -58,13 +59,7 @@ impl Domain {
                 TurnStep::Over => {}
             }
         }
-        let connections = &self.connections;
-        let sessions = &self.sessions;
-        let app_of = |number| {
-            let connection = connections.get(number)?;
-            Some(sessions.get(connection.place.session)?.app)
-        };
-        for number in self.pool.starving(now, app_of) {
+        for number in self.pool.starving(now) {
             if !self.pool.may_read_elsewhere() {
                 self.pool.look_from(number);
                 break;
@@ -87,6 +82,9 @@ impl Domain {
     /// Takes a step of the escape controller. Returns whether there was something to do.
     fn escape(&mut self) -> bool {
         let step = self.pool.escape(self.now);
+        if self.pool.is_level_new() {
+            self.outputs.push_back(Output::PoolLevel);
+        }
         if step.signals {
             for (at, entry) in &mut self.groups {
                 entry.group.is_slow_due = true;
@@ -106,6 +104,9 @@ impl Domain {
                 self.moving_out.extend(session.handles.iter());
             }
         }
+        if let Some(app) = step.overdue {
+            self.reset_keepers(app);
+        }
         let is_moving = !self.moving_out.is_empty();
         if let Some(number) = self.moving_out.pop_front()
             && let Some(context) = self.context(number)
@@ -122,6 +123,38 @@ impl Domain {
             self.attend(number);
         }
         is_moving || step.replaced > 0
+    }
+
+    /// Resets those connections of an application for which it keeps memory of the pool: it does so for long, while the
+    /// pool is short. What it has merely not read is moved out.
+    fn reset_keepers(&mut self, app: AppId) {
+        let Some((_, session)) = self.sessions.iter().find(|(_, one)| one.app == app) else {
+            return;
+        };
+        let reset_time = Duration::from_millis(self.config.pool_reset_time.into());
+        let until = Instant::ZERO + self.now.since(Instant::ZERO + reset_time);
+        self.moving_out.extend(session.handles.iter());
+        let connections = &self.connections;
+        let keeps = |number: &Vqpn| {
+            let connection = connections.get(*number);
+            connection.is_some_and(|one| one.is_alive() && one.ingress.keeps_pool(until))
+        };
+        let keepers: Vec<Vqpn> = session.handles.iter().filter(keeps).collect();
+        if keepers.is_empty() {
+            return;
+        }
+        self.pool.count_reset();
+        tracing::warn!(
+            "application {:?} keeps what it has received, and the receive pool is short for long: its connections for which it \
+             keeps memory of the pool are reset",
+            session.name
+        );
+        for number in keepers {
+            if let Some(connection) = self.connections.get_mut(number) {
+                connection.reset(Reset::Kept, false);
+                self.attend(number);
+            }
+        }
     }
 
     /// Handles the signal of a peer whose receive pool is in danger.
@@ -177,14 +210,14 @@ impl ConnectionContext<'_> {
 
     /// Notes whether the connection waits for memory, and since when its application has read everything before.
     fn note_hunger(&mut self) {
-        let number = self.connection.number;
+        let (number, app) = (self.connection.number, self.session.app);
         let ingress = &self.connection.ingress;
         if ingress.first().is_none() || self.group.is_none() {
             self.pool.feed(number);
         } else if ingress.is_hungry() && ingress.is_starved {
-            self.pool.wait(number, Instant::ZERO, self.now);
+            self.pool.wait(number, app, true, self.now);
         } else if !self.pool.is_waiting(number) || !ingress.is_hungry() {
-            self.pool.wait(number, self.now, self.now);
+            self.pool.wait(number, app, false, self.now);
         }
     }
 

@@ -40,7 +40,7 @@ impl Domain {
         };
         let more = self.receive_shares.used(group.credit.outstanding());
         group.credit.promise(more);
-        group.peer_load = header.load;
+        group.is_peer_short = header.is_short;
         group.awaits_peer = false;
         self.prove(at);
         self.activate(at);
@@ -129,8 +129,8 @@ impl ConnectionContext<'_> {
             Kind::End => self.connection.ended(header.at),
             Kind::Reset => {
                 let why = match Reset::from_code(header.code) {
-                    // Misuse is between the peer and its application. Here it is a reset by the peer.
-                    Some(Reset::Misuse) => Reset::ByPeer,
+                    // What the peer's application did wrong is between it and its daemon.
+                    Some(Reset::Misuse | Reset::Kept) => Reset::ByPeer,
                     why => why.unwrap_or(Reset::Protocol),
                 };
                 self.connection.reset(why, true);

@@ -6,6 +6,7 @@ use std::net::IpAddr;
 use headworks_verbs::Instant;
 
 use super::Domain;
+use crate::ecn::PoolLevel;
 use crate::session::Session;
 use crate::snapshot::{ObjectCounts, PoolSnapshot, QpGroupSnapshot, Traffic};
 
@@ -51,6 +52,11 @@ impl Domain {
             signals: (entry.group.signals_sent, entry.group.signals_came),
         });
         groups.collect()
+    }
+
+    /// Returns the level of the receive pool.
+    pub fn pool_level(&self) -> PoolLevel {
+        self.pool.level()
     }
 
     /// Returns the state of the receive pool.

@@ -46,10 +46,12 @@ impl Domain {
             self.pace();
         }
         was_busy |= self.serve_groups();
+        if !was_busy && self.pool.is_active() {
+            self.copied += self.pool.touch(self.now);
+        }
         if self.copied > 0 {
             cx.copied(std::mem::take(&mut self.copied));
         }
-        self.load.step(was_busy);
         self.steps = self.steps.wrapping_add(1);
         if self.steps.is_multiple_of(WATCH_EVERY) {
             self.watch_peers();
@@ -262,7 +264,7 @@ impl Domain {
         let Some(entry) = self.groups.get_mut(at).filter(|one| one.group.is_up()) else {
             return false;
         };
-        let (load, now) = (self.load.of_255(), self.now);
+        let (is_short, now) = (self.pool.is_in_danger(), self.now);
         let mut changed = Vec::new();
         while entry.group.may_send() {
             let Some(number) = entry.group.control.pop_front() else {
@@ -272,12 +274,12 @@ impl Domain {
                 continue;
             };
             if let Some(session) = self.sessions.get(connection.place.session) {
-                connection.control(&session.memory, &mut entry.group, load);
+                connection.control(&session.memory, &mut entry.group, is_short);
                 changed.push(number);
             }
         }
         if entry.group.is_slow_due && entry.group.may_send() {
-            entry.group.slow(load);
+            entry.group.slow(is_short);
         }
         let mut is_blocked = false;
         let mut turns = 0;
@@ -312,7 +314,7 @@ impl Domain {
                 continue;
             };
             let group = &mut entry.group;
-            let turn = connection.turn(&mut session.memory, group, load, &self.config);
+            let turn = connection.turn(&mut session.memory, group, is_short, &self.config);
             match turn {
                 Ok(SendStep::Framed(bytes)) => {
                     self.copied += u64::from(bytes);
@@ -351,7 +353,7 @@ impl Domain {
         let Some(entry) = self.groups.get_mut(at) else {
             return false;
         };
-        entry.group.tell(load);
+        entry.group.tell(is_short);
         if let Err(error) = entry.group.flush() {
             tracing::warn!("a queue-pair group has failed: {error}");
             self.fail(at, Reset::Unreachable);

@@ -19,7 +19,7 @@ impl EgressHalf {
         (own, to): (Vqpn, Vqpn),
         memory: &SessionMemory,
         group: &mut QpGroup,
-        load: u8,
+        is_short: bool,
         config: &DaemonLimits,
     ) -> SendStep {
         let PartialOperation { operation, done } = asking;
@@ -60,7 +60,7 @@ impl EgressHalf {
             let header = Header {
                 at: end,
                 code: operation.op as u8,
-                load,
+                is_short,
                 len: ATOMIC as u32,
                 ..Header::of(Kind::Atomic)
             };

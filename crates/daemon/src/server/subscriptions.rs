@@ -158,9 +158,13 @@ impl Subscriptions {
                 for _ in 0..READS {
                     match descriptor_passing::receive(file, &mut bytes) {
                         Ok(came) if came.len > 0 => {
+                            let is_last = came.len < READ && came.descriptors.is_empty();
                             came.descriptors
                                 .into_iter()
                                 .for_each(|file| self.closers.close(*tenant, file));
+                            if is_last {
+                                break;
+                            }
                         }
                         _ => break,
                     }

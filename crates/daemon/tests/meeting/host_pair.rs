@@ -229,7 +229,8 @@ impl HostPair {
             Output::EndSession(_)
             | Output::Signal { .. }
             | Output::WakeThread(_)
-            | Output::WakeWorker(_) => {}
+            | Output::WakeWorker(_)
+            | Output::PoolLevel(_) => {}
         }
     }
 

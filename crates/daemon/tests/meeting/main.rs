@@ -5,6 +5,8 @@
 mod connecting;
 #[path = "host_pair.rs"]
 mod host_pair;
+#[path = "receive_pool.rs"]
+mod receive_pool;
 
 use std::net::IpAddr;
 

@@ -16,6 +16,10 @@ use super::tamper::{MEMORY, SideTraffic};
 pub(crate) struct Script {
     /// User that it runs as.
     pub(crate) user: u32,
+    /// Name under which the ledger has what it received; none by default.
+    pub(crate) name: Option<&'static str>,
+    /// How its bytes are carried, if not in all ways.
+    pub(crate) way: Option<Transfer>,
     /// Port that it listens at.
     pub(crate) listens: Option<u16>,
     /// Connections that it makes, with their traffic.
@@ -106,8 +110,9 @@ pub(crate) struct Application {
     /// How often connections were reset or refused, by reason.
     pub(crate) resets: BTreeMap<String, usize>,
     pub(crate) errors: Vec<String>,
-    /// Bytes received.
+    /// Bytes received, and when the last ones came.
     pub(crate) got: u64,
+    pub(crate) got_at: Instant,
     next_read: Instant,
     is_attached: bool,
     /// Connections that may have something to do. All others have armed their event counts.
@@ -156,6 +161,7 @@ impl Application {
             resets: BTreeMap::new(),
             errors: Vec::new(),
             got: 0,
+            got_at: Instant::ZERO,
             next_read: Instant::ZERO,
             is_attached: false,
             hot: BTreeSet::new(),
@@ -218,6 +224,7 @@ impl Application {
         if let Some(rest) = self.script.rests {
             self.next_read = now + rest;
         }
+        let got = self.got;
         for handle in std::mem::take(&mut self.hot) {
             let is_open = self.drive(handle);
             did |= is_open;
@@ -236,6 +243,9 @@ impl Application {
                 did = true;
             }
             self.hot.insert(handle);
+        }
+        if self.got > got {
+            self.got_at = now;
         }
         did
     }
@@ -371,6 +381,7 @@ impl Application {
         // Every transfer mode is used beside the others.
         let ways = [Transfer::Any, Transfer::Any, Transfer::Send, Transfer::Read];
         let way = ways[(stream.out_key % ways.len() as u64) as usize];
+        let way = self.script.way.unwrap_or(way);
         stream.connection.sending.set_transfer(way);
         let handle = stream.connection.handle();
         self.hot.insert(handle);

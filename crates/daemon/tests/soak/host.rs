@@ -49,6 +49,11 @@ pub(crate) struct Ledger {
     pub(crate) all_counts: Vec<ObjectCounts>,
     pub(crate) states: BTreeMap<usize, String>,
     pub(crate) most_queue_pairs: usize,
+    /// Bytes that applications with a name received, and the time of the last ones.
+    pub(crate) named: BTreeMap<&'static str, (u64, Instant)>,
+    /// Signals of receive pools in danger, by the host and the host that sent them, or to which it sent them: sent and
+    /// received.
+    pub(crate) signals: BTreeMap<(usize, IpAddr), (u64, u64)>,
 }
 
 pub(crate) fn address(host: usize) -> IpAddr {
@@ -241,7 +246,7 @@ impl Host {
                     }
                 }
                 // No application here sleeps on an event count.
-                Output::WakeThread(_) | Output::WakeWorker(_) => {}
+                Output::WakeThread(_) | Output::WakeWorker(_) | Output::PoolLevel(_) => {}
                 Output::Signal { watch, signal } => {
                     let Some((session, request)) = self.watches.get(&watch).copied() else {
                         continue;
@@ -324,6 +329,17 @@ impl Host {
         }
     }
 
+    fn record_signals(&self, ledger: &mut Ledger) {
+        for domain in self.daemon.snapshot().domains {
+            for group in domain.groups {
+                let Some(host) = group.host else { continue };
+                let signals = ledger.signals.entry((self.number, host)).or_default();
+                signals.0 += group.signals.0;
+                signals.1 += group.signals.1;
+            }
+        }
+    }
+
     /// Removes an application and records its results.
     fn part(&mut self, session: SessionId) {
         let Some(gone) = self.applications.remove(&session) else {
@@ -338,6 +354,9 @@ impl Host {
         ledger.broken += gone.outcomes.len() - whole + gone.open();
         ledger.refused += gone.refused;
         ledger.bytes += gone.got;
+        if let Some(name) = gone.script.name {
+            ledger.named.insert(name, (gone.got, gone.got_at));
+        }
         ledger.operations += gone.operations;
         for (why, times) in gone.resets {
             *ledger.resets.entry(why).or_default() += times;
@@ -405,6 +424,7 @@ impl Actor for Host {
                 self.has_parted = true;
                 let mut ledger = self.ledger.lock().expect("nobody panicked");
                 ledger.all_counts.extend(object_counts);
+                self.record_signals(&mut ledger);
                 if !self.watches.is_empty() {
                     let line = format!("h{}: descriptors left: {:?}", self.number, self.watches);
                     ledger.errors.push(line);

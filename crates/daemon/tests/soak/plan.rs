@@ -41,6 +41,7 @@ fn config(random: &mut Random, workers: u16) -> DaemonLimits {
         bulk_max: of(&[4096, 16 << 10, 64 << 10, 256 << 10]),
         bulk_each: of(&[1, 3, 8]),
         pool_bytes: of(&[256 << 10, 1 << 20, 8 << 20]).into(),
+        pool_budget: 12 << 20,
         pool_quota: of(&[5, 50, 100]),
         pool_reads: of(&[1, 4, 32]),
         pool_straggler_time: of(&[1, 50]),

@@ -54,6 +54,8 @@ pub(super) fn serve(
         metrics: Some(MetricsAt::Path(metrics)),
         // As usual: daemons of one machine meet over a Unix socket.
         registry: Some(headworks::registry().map_err(failed("the registry"))?),
+        ecn: None,
+        resctrl: None,
         drain: headworks::verbs::Duration::ZERO,
         daemon: DaemonLimits {
             is_pool_in_turn: options.is_pool_in_turn,

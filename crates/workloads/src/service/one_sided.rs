@@ -43,7 +43,20 @@ pub enum OneSidedOp {
     Messages {
         /// Bytes of each message.
         bytes: usize,
+        /// How the bytes travel.
+        way: MessageWay,
     },
+}
+
+/// How the bytes of a message travel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum MessageWay {
+    /// As the daemon decides, by the length.
+    Any,
+    /// In frames, which the receiving daemon copies.
+    Frames,
+    /// The receiving daemon READs them into its receive pool.
+    Read,
 }
 
 /// Load of the callers of one host.

@@ -24,7 +24,7 @@ use headworks::runtime::{ActorOutcome, ScenarioEvent};
 use headworks::sim::{Preset, SimWorld, UsageMonitor};
 use headworks::verbs::{DeviceName, Duration, Instant};
 
-pub use super::one_sided::{OneSidedLoad, OneSidedOp};
+pub use super::one_sided::{MessageWay, OneSidedLoad, OneSidedOp};
 use super::one_sided::{RequestCounts, RequestGenerator};
 use super::{Result, failed};
 use crate::error::WorkloadError;

@@ -13,7 +13,7 @@ use headworks_softnic::SoftProvider;
 use headworks_verbs::{Device, Instant, Provider};
 
 use crate::domain::{Domain, DomainId, Offer, Output, QpGroupKey};
-use crate::frame::{Header, Kind, MEMORY, Remote};
+use crate::frame::{Header, Kind, MEMORY};
 use crate::ids::WorkerId;
 use crate::limits::DaemonLimits;
 use crate::qp_group::QpRole;
@@ -116,6 +116,7 @@ impl TwoDomains {
                 | Output::Signal { .. }
                 | Output::Wake { .. }
                 | Output::WakeThread(_)
+                | Output::PoolLevel
                 | Output::QpGroupProven { .. } => {}
             }
         }
@@ -185,34 +186,47 @@ impl TwoDomains {
 }
 
 #[test]
-fn an_atomic_says_how_busy_its_sender_is() {
-    let mut two = TwoDomains::new(&DaemonLimits::default());
+fn a_peer_whose_pool_is_in_danger_gets_longer_pieces_in_frames() {
+    let mut two = TwoDomains::new(&DaemonLimits {
+        ring_bytes: 1 << 18,
+        ingress_bytes: 1 << 18,
+        ingress_max: 1 << 18,
+        ..DaemonLimits::default()
+    });
     two.connect();
-    let operation = Operation {
-        op: Op::FetchAdd,
-        export_id: 1,
-        at: 0,
-        local: two.take(0, 64),
-        operand: 1,
-        compare: 0,
-        result: two.take(0, 64).part(0, 16),
+    let mut near = two.writer();
+    let (slabs, block) = two.block(1);
+    let mut far = EgressWriter::new(slabs, &block).unwrap();
+    let mut announced = |two: &mut TwoDomains, is_in_danger: bool, len: usize| {
+        // A short message tells of the pool of the first end.
+        two.domains[0].pool.set_in_danger(is_in_danger);
+        assert_eq!(near.write(two.block(0).0, &[1; 10]), Ok(10));
+        two.call();
+        two.settle();
+        let before = two.domains[1].groups[two.groups[1]].group.announced;
+        assert_eq!(far.write(two.block(1).0, &vec![2; len]), Ok(len));
+        two.domains[1].call(two.groups[1], two.offers[1].number);
+        two.settle();
+        two.domains[1].groups[two.groups[1]].group.announced - before
     };
-    let mut writer = two.writer();
-    let number = two.offers[0].number;
-    let connection = two.domains[0].connections.get_mut(number).unwrap();
-    let memory = Remote {
-        len: 64,
-        ..Remote::default()
-    };
-    assert!(connection.egress.imports.add(1, memory, Rights::ALL));
-    let slabs = two.domains[0].sessions[two.sessions[0]].memory.slabs();
-    assert!(writer.operate(slabs, &operation).unwrap().is_some());
-    (0..2000).for_each(|_| two.domains[0].load.step(true));
+    let piece = 64 << 10;
+    assert_eq!(announced(&mut two, false, piece), 1);
+    assert_eq!(announced(&mut two, true, piece), 0, "it goes in frames");
+    assert_eq!(announced(&mut two, false, piece), 1);
+    // Nobody has read so far, so the rings have little room left.
+    drop(two);
+    let mut two = TwoDomains::new(&DaemonLimits {
+        ring_bytes: 1 << 18,
+        copy_below: 32 << 10,
+        ..DaemonLimits::default()
+    });
+    two.connect();
+    two.domains[0].groups[two.groups[0]].group.is_peer_short = true;
+    let mut near = two.writer();
+    assert_eq!(near.write(two.block(0).0, &[1; 32 << 10]), Ok(32 << 10));
     two.call();
-    two.step(0);
-    two.step(1);
-    let heard = two.domains[1].groups[two.groups[1]].group.peer_load;
-    assert!(heard > 250, "{heard}");
+    two.settle();
+    assert_eq!(two.domains[0].groups[two.groups[0]].group.announced, 1);
 }
 
 #[test]

@@ -178,7 +178,7 @@ pub(super) fn add(scenario: &mut ScenarioBuilder, workers: u16) -> Result<()> {
         })?;
     }
     match load.what {
-        OneSidedOp::Messages { bytes } => {
+        OneSidedOp::Messages { bytes, .. } => {
             let sessions = [&callers[0], &servers[0]].map(SharedSession::clone);
             message_apps::add(scenario, bytes, sessions)
         }
@@ -320,7 +320,10 @@ impl Host {
                     };
                     locked(app_session).session.input(&packet, view)?;
                 }
-                Output::Signal { .. } | Output::WakeThread(_) | Output::WakeWorker(_) => {}
+                Output::Signal { .. }
+                | Output::WakeThread(_)
+                | Output::WakeWorker(_)
+                | Output::PoolLevel(_) => {}
                 Output::EndSession(_) => {
                     return Err(ActorError::new("the daemon ended an application's session"));
                 }

@@ -1,6 +1,7 @@
 //! Applications in virtual time that send each other messages in turn.
 
 use headworks::client::connection::Wake;
+use headworks::client::control_block::Transfer;
 use headworks::runtime::{Actor, ActorContext, ActorError, Step};
 use headworks::verbs::{Duration, Instant};
 
@@ -9,6 +10,7 @@ use super::nanos;
 use super::one_sided_apps::{Client, LOOK, Opening};
 use super::{CallerRun, SOON, ScenarioBuilder, SharedRun, locked};
 use crate::service::Result;
+use crate::service::one_sided::{MessageWay, OneSidedOp};
 
 /// Bytes copied at a time: as many as a record carries.
 const PIECE: usize = 64 << 10;
@@ -25,6 +27,14 @@ pub(super) fn add(
         &scenario.shared_run.machine.preset,
     );
     debug_assert!(load.callers == 1 && load.connections == 1 && load.outstanding == 1);
+    let transfer = match load.what {
+        OneSidedOp::Messages { way, .. } => match way {
+            MessageWay::Any => Transfer::Any,
+            MessageWay::Frames => Transfer::Send,
+            MessageWay::Read => Transfer::Read,
+        },
+        _ => Transfer::Any,
+    };
     let costs = [preset.message_ns, preset.line_ns].map(nanos);
     for (host, app_session) in sessions.into_iter().enumerate() {
         let shared_run = scenario.shared_run.clone();
@@ -38,6 +48,7 @@ pub(super) fn add(
                 share: (host == 0).then(|| shared_run.share(0)),
                 client: Client::new(&app_session, &opening, 0),
                 costs,
+                transfer,
                 message: vec![0; bytes],
                 number: 0,
                 phase,
@@ -73,6 +84,7 @@ struct Talker {
     client: Client,
     /// Time of a message without its copies, and time to read a cache line that the daemon wrote last.
     costs: [Duration; 2],
+    transfer: Transfer,
     /// The message being sent, or the one expected.
     message: Vec<u8>,
     /// Number of messages received, modulo 256.
@@ -130,7 +142,8 @@ impl Actor for Talker {
                     self.prepaid = piece;
                     return Ok(Step::Again);
                 }
-                let (count, _) = connection.sending.send(&self.message[sent..sent + piece])?;
+                let bytes = &self.message[sent..sent + piece];
+                let (count, _) = connection.sending.send_as(bytes, self.transfer)?;
                 self.prepaid -= count;
                 app_session.wrote(connection.handle(), u64::from(count > 0));
                 if count == 0 {

@@ -64,7 +64,10 @@ fn added_values_match_the_counters() {
 fn messages_come_whole_and_the_longer_the_later() {
     let took = |bytes| {
         let load = OneSidedLoad {
-            what: OneSidedOp::Messages { bytes },
+            what: OneSidedOp::Messages {
+                bytes,
+                way: MessageWay::Any,
+            },
             callers: 1,
             connections: 1,
             hosts: 1,
