@@ -30,7 +30,11 @@
 //! | the words of a group's tail array, and the completions on its completion queue | `ring::group` | `ring_group` |
 //! | the control messages of a pipe | `headworks::pipe`, `headworks::blocking` | `pipe_peer` |
 //! | an application's packets; the records, cursors and marks in the memory that it shares with its daemon | `client::socket_message`, `client::egress`, `client::ingress`, `client::doorbell`, `daemon::daemon` | `daemon_application` |
-//! | another daemon's messages and frames | `daemon::control`, `daemon::frame`, `daemon::daemon::handshake`, `daemon::domain::receive` | `daemon_peer` |
+//! | records of an egress ring, its tail, and the way of transfer | `client::egress` (`EgressReader`), `client::control_block` | `egress_records` |
+//! | the head of an ingress ring, and the states of descriptors | `client::ingress` (`IngressWriter`), `client::descriptors`, `shm::descriptor_word` | `ingress_heads` |
+//! | the marks of a doorbell, and its event counts | `client::doorbell`, `shm::dirty_set`, `shm::event_count` | `doorbell_marks` |
+//! | what a daemon tells an application: tails, heads, rings, descriptors, status | `client::ingress` (`IngressReader`), `client::egress` (`EgressWriter`), `client::control_block` | `daemon_memory` |
+//! | another daemon's messages and frames, also those about the receive pool | `daemon::control`, `daemon::frame`, `daemon::daemon::handshake`, `daemon::domain::receive` | `daemon_peer` |
 //! | a device's name, from a command line, a file or another process | `verbs::device_name`, the providers | `device_name` |
 //! | a capture file, from any program | `workloads::apps::flows` (`pcap`, `packet`) | `pcap_trace` |
 //! | an HTTP request or response | `workloads::apps::http` | `http_request` |

@@ -4,6 +4,7 @@ use crate::Target;
 
 mod baseline_peer;
 mod bring_up;
+mod contract;
 mod cursors;
 mod daemon;
 mod datagram_header;
@@ -202,5 +203,33 @@ pub const TARGETS: &[Target] = &[
         run: daemon::peer::run,
         longest: 1024,
         inputs: 1_500,
+    },
+    Target {
+        name: "egress_records",
+        about: "a daemon's reader of records, in a ring that an application overwrites",
+        run: contract::egress_records::run,
+        longest: 1024,
+        inputs: 4_000,
+    },
+    Target {
+        name: "ingress_heads",
+        about: "a daemon's writer of received bytes, of which an application stores head and descriptor states",
+        run: contract::ingress_heads::run,
+        longest: 1024,
+        inputs: 4_000,
+    },
+    Target {
+        name: "doorbell_marks",
+        about: "a doorbell, whose marks and event counts an application overwrites",
+        run: contract::doorbell_marks::run,
+        longest: 512,
+        inputs: 4_000,
+    },
+    Target {
+        name: "daemon_memory",
+        about: "an application's reader and writer, in memory that its daemon overwrites",
+        run: contract::daemon_memory::run,
+        longest: 1024,
+        inputs: 4_000,
     },
 ];

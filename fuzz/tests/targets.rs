@@ -59,4 +59,8 @@ targets!(
     pattern_plan,
     daemon_application,
     daemon_peer,
+    egress_records,
+    ingress_heads,
+    doorbell_marks,
+    daemon_memory,
 );

@@ -6,7 +6,7 @@ use std::io::{Read, Write};
 
 use headworks::daemon::limits::{DaemonLimits, PoolClass};
 use headworks::net::clock;
-use headworks::service::{Service, Stream};
+use headworks::service::{Reset, Service, ServiceError, Stream};
 use headworks::testing::Daemons;
 use headworks::verbs::Duration;
 
@@ -171,6 +171,8 @@ fn a_connection_makes_progress_without_any_memory_but_its_ring() {
         slab_bytes: 1 << 20,
         memory_each: 1 << 20,
         ring_max: 4096,
+        // A ring holds pieces that are announced.
+        bulk_min: 1024,
         ..small_pool()
     });
 }
@@ -210,4 +212,82 @@ fn an_application_that_exits_gives_its_memory_back() {
         sent.into_iter()
             .for_each(|one| drop(one.join().expect("no panic")));
     }
+}
+
+#[test]
+fn connections_of_applications_that_keep_memory_for_ever_are_reset_and_others_go_on() {
+    let limits = DaemonLimits {
+        pool_straggler_time: 1,
+        pool_reset_time: 50,
+        ..small_pool()
+    };
+    let daemons = Daemons::builder(2).limits(limits).start().expect("starts");
+    let mut streams = Streams::new(&daemons, &["reading"], 2);
+    let reading: Vec<_> = streams
+        .senders
+        .drain(..)
+        .map(|one| send(one, LEN))
+        .collect();
+    let sending = daemons.attach(0, "sender").expect("a daemon");
+    let until = clock::now() + PATIENCE;
+    let (mut services, mut keeps, mut senders) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut kept, mut is_reset) = (Vec::new(), false);
+    // One application alone may leave so much of the pool that it is not short. So more and more come, which keep all that
+    // lies in the pool, and read the rest, until a stream is reset.
+    while !is_reset {
+        assert!(clock::now() < until, "no stream is ever reset");
+        let service = daemons.attach(1, "keeping").expect("a daemon");
+        let port = 7100 + services.len() as u16;
+        let listener = service.listen(port, 1).expect("a port");
+        let mut near = sending.connect(daemons.address(1, port)).expect("connects");
+        let mut far = listener.accept().expect("a caller");
+        far.set_nonblocking(true);
+        services.push(service);
+        keeps.push(far);
+        senders.push(std::thread::spawn(move || {
+            near.set_deadline(Some(until));
+            while near.write_all(&[7; PIECE]).is_ok() {}
+            near.send(&[7]).expect_err("the stream is reset")
+        }));
+        let next = clock::now() + Duration::from_millis(200);
+        while !is_reset && clock::now() < next {
+            for stream in &mut keeps {
+                match stream.recv_chunk() {
+                    Ok(chunk) if chunk.is_in_pool() => kept.push(chunk),
+                    Ok(_) => {}
+                    Err(ServiceError::ChunksKept | ServiceError::WouldBlock) => {
+                        std::thread::yield_now();
+                    }
+                    Err(why) => {
+                        assert!(matches!(why, ServiceError::Reset(Reset::Kept)), "{why}");
+                        assert!(why.to_string().contains("kept received memory"), "{why}");
+                        is_reset = true;
+                    }
+                }
+            }
+        }
+    }
+    // What was kept is still what was sent. A chunk keeps its connection open.
+    drop(keeps);
+    for chunk in kept {
+        assert!(chunk.iter().all(|byte| *byte == 7));
+    }
+    for one in senders {
+        let why = one.join().expect("no panic");
+        assert!(matches!(why, ServiceError::Reset(Reset::ByPeer)), "{why}");
+    }
+    for stream in &mut streams.receivers[0] {
+        check(stream, LEN);
+    }
+    reading
+        .into_iter()
+        .for_each(|one| drop(one.join().expect("no panic")));
+    // A new connection of such an application works.
+    let listener = services[0].listen(7099, 1).expect("a port");
+    let near = sending.connect(daemons.address(1, 7099)).expect("connects");
+    let mut far = listener.accept().expect("a caller");
+    far.set_deadline(Some(clock::now() + PATIENCE));
+    let near = send(near, LEN);
+    check(&mut far, LEN);
+    drop(near.join().expect("no panic"));
 }

@@ -160,7 +160,7 @@ impl DaemonHarness {
                 },
                 // The word may hold anything, so that the daemon may take it for a sleeper's.
                 Output::WakeThread(event_count) => event_count.wake(),
-                Output::WakeWorker(_) => {}
+                Output::WakeWorker(_) | Output::PoolLevel(_) => {}
                 Output::Signal { watch, signal } => {
                     assert!(self.watches.contains(&watch), "{watch:?} is closed");
                     if signal == Signal::HungUp {

@@ -20,6 +20,7 @@ const BYTES: u64 = 4_000_000;
 fn run(pool_bytes: u64) -> Ledger {
     let config = DaemonLimits {
         pool_bytes,
+        pool_budget: 64 << 20,
         pool_quota: 100,
         pool_straggler_time: 10_000,
         ..DaemonLimits::default()

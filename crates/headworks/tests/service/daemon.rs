@@ -132,6 +132,8 @@ fn daemon_process_entry() {
         is_for_all: false,
         metrics: None,
         registry: None,
+        ecn: None,
+        resctrl: None,
         drain: headworks::verbs::Duration::ZERO,
         daemon: DaemonLimits::default(),
     };

@@ -7,9 +7,10 @@ use std::sync::{Arc, OnceLock};
 use headworks_client::Vqpn;
 use headworks_client::socket_message::Refusal;
 use headworks_daemon::PeerId;
-use headworks_daemon::control::{DomainPair, Message};
+use headworks_daemon::control::{DomainPair, Message, VERSION, VERSION_OLDEST};
 use headworks_daemon::frame::{HEADER, Header, Kind, Remote};
-use headworks_daemon::qp_group::QpRole;
+use headworks_daemon::qp_group::{self, QpRole};
+use headworks_daemon::snapshot::Snapshot;
 use headworks_daemon::{DomainId, control::Offer};
 use headworks_verbs::bringup::ConnectionParams;
 use headworks_verbs::{
@@ -47,6 +48,11 @@ struct RogueDaemon {
 }
 
 pub(in crate::targets) fn run(bytes: &[u8]) {
+    play(bytes);
+}
+
+/// Runs the target. Returns the state of the daemon before the end.
+fn play(bytes: &[u8]) -> Snapshot {
     let mut input = Input::new(bytes);
     let (device, other) = devices();
     let mut harness = DaemonHarness::new(device.clone(), config(&mut input));
@@ -66,9 +72,11 @@ pub(in crate::targets) fn run(bytes: &[u8]) {
         }
     }
     drop(rogue.qps);
+    let snapshot = harness.daemon.snapshot();
     let peer = rogue.peer;
     harness.daemon.peer_gone(peer);
     harness.end();
+    snapshot
 }
 
 impl RogueDaemon {
@@ -94,7 +102,7 @@ impl RogueDaemon {
                 signal_all: true,
             };
             let mut qp = pd.create_qp(&init).expect("a queue pair");
-            let words = [1u32, 64, 256].map(u32::to_le_bytes);
+            let words = [qp_group::VERSION, 64, 256].map(u32::to_le_bytes);
             let payload = match index {
                 0 => words.concat(),
                 _ => Vec::new(),
@@ -131,8 +139,8 @@ impl RogueDaemon {
 
     fn greet(&mut self, harness: &mut DaemonHarness) {
         let hello = Message::Hello {
-            version: 1,
-            oldest: 1,
+            version: VERSION,
+            oldest: VERSION_OLDEST,
             address: THERE,
             life: 5,
             nonce: [0; 16],
@@ -208,7 +216,7 @@ impl RogueDaemon {
     }
 
     fn act(&mut self, input: &mut Input<'_>, harness: &mut DaemonHarness) {
-        match input.byte() % 10 {
+        match input.byte() % 12 {
             0 => {
                 let len = usize::from(input.byte());
                 let message = input.bytes(len).to_vec();
@@ -220,7 +228,8 @@ impl RogueDaemon {
             }
             3..7 => self.frame(input),
             7 | 8 => harness.settle(),
-            _ => self.hear(harness),
+            9 => self.hear(harness),
+            _ => exchange(input, harness),
         }
         let mut completions = [Completion::default(); 64];
         while self.cq.poll(&mut completions).is_ok_and(|count| count > 0) {}
@@ -264,7 +273,7 @@ impl RogueDaemon {
         };
         let header = Header {
             code: input.byte(),
-            load: input.byte(),
+            is_short: input.byte() % 2 == 1,
             len: u32::from(input.byte()),
             promised: 64 + u64::from(input.byte()),
             at: word(input),
@@ -346,11 +355,65 @@ impl RogueDaemon {
     }
 }
 
+/// An application sends bytes on one of its connections, and receives some. The daemon announces long pieces to the hostile
+/// daemon.
+fn exchange(input: &mut Input<'_>, harness: &mut DaemonHarness) {
+    let index = usize::from(input.byte());
+    let len = usize::from(input.byte()) * 8;
+    let all = harness.applications.values_mut();
+    let all = all.filter(|one| !one.is_over && !one.is_broken);
+    let mut connections = all.flat_map(|one| {
+        let slabs = one.session.slabs().clone();
+        let connections = one.connections.values_mut();
+        connections.map(move |connection| (slabs.clone(), connection))
+    });
+    if let Some((slabs, connection)) = connections.nth(index % 2) {
+        connection.refresh(&slabs);
+        let _ = connection.sending.send(&vec![7; len]);
+        let _ = connection.receiving.recv(&mut [0; 700]);
+        let _ = connection.nudge();
+    }
+}
+
 fn connect(token: u32, port: u16) -> Message {
     Message::Connect {
         token,
         domain: OTHER,
         from: SocketAddr::new(THERE, 99),
         port,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use headworks_daemon::snapshot::Traffic;
+
+    use super::*;
+
+    /// If the greeting were refused, or the queue pairs not connected, nothing of the daemon would be tested.
+    #[test]
+    fn the_corpus_reaches_the_frames_of_the_receive_pool() {
+        let target = crate::target("daemon_peer").expect("a target");
+        let corpus = target.corpus().expect("a corpus");
+        let (mut frames, mut reads, mut signals, mut announced) = (0, 0, 0, 0);
+        let mut traffic = Traffic::default();
+        for (_, input) in corpus {
+            let snapshot = play(&input);
+            for domain in snapshot.domains {
+                for group in domain.groups {
+                    frames += group.came;
+                    reads += group.reads;
+                    signals += group.signals.1;
+                    announced += group.announced;
+                }
+                let all = domain.applications.iter();
+                all.for_each(|one| traffic += one.traffic);
+            }
+        }
+        assert!(frames > 0, "no frame arrived");
+        assert!(reads > 0 && traffic.pooled > 0, "nothing was READ");
+        assert!(signals > 1, "no signal has an effect");
+        assert!(announced > 0, "nothing was announced that can be READ");
+        assert!(traffic.received > traffic.pooled, "no bytes in line");
     }
 }

@@ -245,7 +245,7 @@ impl Moment {
         let at = Instant::now();
         let metrics = hosts.metrics()?;
         let of = |name: &str| metrics.of_application(STALLING, name);
-        let piecewise = OTHERS.map(|name| metrics.of_application(name, "piecewise_bytes_total"));
+        let piecewise = OTHERS.map(|name| metrics.of_application(name, "beside_pool_bytes_total"));
         Ok(Self {
             at,
             others,
@@ -255,7 +255,7 @@ impl Moment {
                 held: of("pool_bytes"),
                 late: of("pool_late_bytes"),
                 copied_out: of("copied_out_bytes_total"),
-                piecewise: of("piecewise_bytes_total"),
+                piecewise: of("beside_pool_bytes_total"),
             },
             others_piecewise: piecewise.iter().sum(),
         })

@@ -203,7 +203,7 @@ fn sample(
             (OF_APPLICATION, own[0]),
             (OF_DAEMON, own[1]),
             (SHARED, shared),
-            (PIECEWISE, metric("piecewise")? / received),
+            (PIECEWISE, metric("beside_pool")? / received),
             (COPIED_OUT, metric("copied_out")? / received),
         ]);
     }

@@ -9,7 +9,7 @@ use crate::nic::{Verb, VerbLoad as Posted};
 use crate::nic_measurements::half_round_trip;
 use crate::service::load::LoadKind;
 use crate::service::shm_relay;
-use crate::service::virtual_time::{self, OneSidedLoad};
+use crate::service::virtual_time::{self, MessageWay, OneSidedLoad};
 
 /// Sizes in virtual time, and on this machine.
 const SIZES: [u64; 8] = [8, 64, 512, 4096, 16 << 10, 64 << 10, PIECE, 1 << 20];
@@ -18,6 +18,16 @@ const SIZES_HERE: [u64; 6] = [8, 64, 512, 4096, 64 << 10, 1 << 20];
 const PIECE: u64 = 256 << 10;
 /// Number of such messages in flight.
 const PIECES: usize = 8;
+/// Sizes among which the border between frames and READs lies.
+const BORDER_SIZES: [u64; 7] = [
+    1 << 10,
+    2 << 10,
+    4 << 10,
+    8 << 10,
+    16 << 10,
+    32 << 10,
+    64 << 10,
+];
 /// Measured time of the service in virtual time; then the warm-up and the measured time of verbs.
 const RUN: Duration = Duration::from_millis(20);
 const NATIVE_TIMES: (Duration, Duration) = (Duration::from_micros(500), Duration::from_millis(5));
@@ -26,6 +36,8 @@ const SERVICE: &str = "service";
 const NATIVE: &str = "native send";
 const COPIED_NATIVE: &str = "native send, copied";
 const CHAIN: &str = "four processes";
+const FRAMES: &str = "service, all in frames";
+const READ: &str = "service, all by READ";
 const LENT: &str = "service, zero copy";
 const COPIED: &str = "service, copied";
 const WRITES: &str = "native write";
@@ -53,7 +65,8 @@ pub static FIG11: Case<&str> = Case {
     measure: |bench, t, outcome| {
         t.arms = notes(bench.testbed.is_simulated());
         if bench.testbed.is_simulated() {
-            let points = grid("", &[SERVICE, NATIVE, COPIED_NATIVE], &SIZES);
+            let mut points = grid("", &[SERVICE, NATIVE, COPIED_NATIVE], &SIZES);
+            points.extend(grid("", &[FRAMES, READ], &BORDER_SIZES));
             let sweep = Sweep::over("B", Wall::ZERO, Wall::ZERO);
             return in_virtual_time(bench, outcome, (points, sweep), one_way);
         }
@@ -125,6 +138,11 @@ fn table() -> Table<&'static str> {
                 .paper(claim, section);
         }
     }
+    // What the announcement of a READ costs, where frames would do.
+    for size in BORDER_SIZES {
+        let over = (of(READ, size) - of(FRAMES, size)) / 1e3;
+        t.metric(format!("read_over_frames_{}k_us", size >> 10), over);
+    }
     for (key, arm) in [
         ("latency_native_8b_us", NATIVE),
         ("latency_service_8b_us", SERVICE),
@@ -148,9 +166,15 @@ fn ended(found: Option<f64>) -> Result<f64, WorkloadError> {
 /// Measures half a round trip in virtual time.
 fn one_way(bench: &Bench<'_>, point: &Point<&'static str>) -> Result<Sample, WorkloadError> {
     let bytes = point.x as usize;
-    if point.arm == SERVICE {
+    let way = match point.arm {
+        SERVICE => Some(MessageWay::Any),
+        FRAMES => Some(MessageWay::Frames),
+        READ => Some(MessageWay::Read),
+        _ => None,
+    };
+    if let Some(way) = way {
         let load = OneSidedLoad {
-            what: virtual_time::OneSidedOp::Messages { bytes },
+            what: virtual_time::OneSidedOp::Messages { bytes, way },
             callers: 1,
             connections: 1,
             hosts: 1,
@@ -216,6 +240,18 @@ fn notes(is_simulated: bool) -> Vec<ArmNote> {
         let copied = "as native send; each message is copied into registered memory before the SEND and out of it afterwards";
         return vec![
             arm(SERVICE, service, "poll", "4; 2 from 16 KiB on"),
+            arm(
+                FRAMES,
+                "as service; every message goes in frames, which the receiving daemon copies to the connection's ring",
+                "poll",
+                "4",
+            ),
+            arm(
+                READ,
+                "as service; every message is announced, and READ into the receive pool: a round trip more on the wire",
+                "poll",
+                "2",
+            ),
             arm(NATIVE, "SEND between registered buffers", "poll", "0"),
             arm(COPIED_NATIVE, copied, "poll", "2"),
         ];

@@ -45,7 +45,8 @@ impl ServiceHosts {
             let (config, bytes) = match pool {
                 ServicePool::Usual => (String::new(), LONGEST / 8),
                 ServicePool::Long | ServicePool::InTurn => {
-                    let config = format!("[limits]\npool_bytes = {LONGEST}\n");
+                    let config =
+                        format!("[limits]\npool_bytes = {LONGEST}\npool_budget = {LONGEST}\n");
                     (config, LONGEST + LONGEST / 8)
                 }
             };
