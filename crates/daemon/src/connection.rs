@@ -454,7 +454,7 @@ impl Connection {
         };
         let header = if let ResetState::Due(why) = self.life.reset {
             self.life.reset.settle();
-            // What an application did wrong is between it and its daemon.
+            // The peer is not told that this application broke a rule of its own daemon.
             let why = match why {
                 Reset::Misuse | Reset::Kept => Reset::ByPeer,
                 why => why,

@@ -637,7 +637,7 @@ impl Domain {
         let memory = &mut context.session.memory;
         let ingress = &mut context.connection.ingress;
         ingress.release_all(number, (context.pool, app), memory);
-        context.pool.feed(number);
+        context.pool.stop_waiting(number);
         let Some(over) = self.connections.remove(number) else {
             return;
         };

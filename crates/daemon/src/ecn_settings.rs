@@ -70,7 +70,7 @@ impl EcnHook {
 pub struct EcnSettingsError {
     /// Key within the section.
     pub key: &'static str,
-    /// What is wrong, and what is allowed.
+    /// Description of the error, and the values that are allowed.
     pub why: String,
 }
 
@@ -123,9 +123,9 @@ const COMMAND: &str = "a list: the absolute path of a program, and its arguments
 pub enum Placeholder {
     /// Name of the RDMA device, such as `mlx5_0`.
     Device,
-    /// Name of its network device, such as `ens1f0np0`.
+    /// Name of the RDMA device's network device, such as `ens1f0np0`.
     Netdev,
-    /// Its address on the PCI bus, such as `0000:04:00.0`.
+    /// Address of the RDMA device on the PCI bus, such as `0000:04:00.0`.
     Pci,
 }
 

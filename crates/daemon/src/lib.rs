@@ -17,7 +17,7 @@
 //! | [`ecn`], [`ecn_settings`] | when the commands that lower and restore an RNIC's ECN threshold run; the commands: pure |
 //! | [`resctrl`] | capacity masks of the last-level cache, and the texts of Linux's resctrl: pure |
 //! | `connection`, `egress`, `ingress` | a connection's end: its states, sending half and receiving half |
-//! | `hunger` | connections that wait for the receive pool, and which of them do without: pure |
+//! | `pool_waiters` | connections that wait for the receive pool, and which of them do without: pure |
 //! | `exports` | memory exported to the peer: pure |
 //! | `session`, [`session_memory`] | an application: its doorbell and handles, its slabs |
 //! | `link_rate` | rate of a group whose receiver asks for less: pure |
@@ -62,7 +62,6 @@ pub mod ecn_settings;
 mod egress;
 mod exports;
 pub mod frame;
-mod hunger;
 pub mod ids;
 mod ingress;
 pub mod limits;
@@ -71,6 +70,7 @@ pub mod log_ratelimit;
 pub mod metrics;
 pub mod pool;
 mod pool_touch;
+mod pool_waiters;
 pub mod qp_group;
 pub mod receive_shares;
 pub mod receives;

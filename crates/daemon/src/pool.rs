@@ -20,9 +20,9 @@ use headworks_verbs::{
 };
 
 use crate::ecn::PoolLevel;
-use crate::hunger::{HungryConnections, PATIENCE};
 use crate::limits::{DaemonLimits, PoolPages};
 use crate::pool_touch::PoolTouch;
+use crate::pool_waiters::{PATIENCE, PoolWaiters};
 use crate::snapshot::PoolSnapshot;
 
 /// How far a connection is with the memory for its first transfer.
@@ -64,7 +64,7 @@ pub struct DomainPool {
     lost: Vec<(AppId, HeldExtent)>,
     /// Admitted connections, in the order of their next turns.
     active: VecDeque<Vqpn>,
-    hungry: HungryConnections,
+    waiters: PoolWaiters,
     /// How often connections of an application were reset because it kept memory.
     resets: u64,
     stops_admission: bool,
@@ -137,7 +137,7 @@ impl DomainPool {
             leaving: Vec::new(),
             lost: Vec::new(),
             active: VecDeque::new(),
-            hungry: HungryConnections::default(),
+            waiters: PoolWaiters::default(),
             resets: 0,
             stops_admission: false,
             reported: limits.reports_pool_level.then_some(PoolLevel::Safe),
@@ -252,7 +252,7 @@ impl DomainPool {
 
     /// Removes a connection from the queue, or gives up its admission.
     pub(crate) fn withdraw(&mut self, number: Vqpn, app: AppId, turn: Turn) {
-        self.hungry.feed(number);
+        self.waiters.stop_waiting(number);
         match turn {
             Turn::None => {}
             Turn::Queued => {
@@ -354,7 +354,7 @@ impl DomainPool {
     pub(crate) fn read_begun(&mut self, bytes: u32, is_in_pool: bool) {
         match is_in_pool {
             true => {
-                self.hungry.read_begun();
+                self.waiters.read_begun();
                 self.admission.read_begun(bytes);
             }
             false => self.elsewhere += 1,
@@ -408,31 +408,31 @@ impl DomainPool {
     /// Notes that a connection waits for memory although its application has read everything. `is_starved`: the pool had none
     /// for its latest piece.
     pub(crate) fn wait(&mut self, number: Vqpn, app: AppId, is_starved: bool, now: Instant) {
-        self.hungry.wait(number, app, is_starved, now);
+        self.waiters.wait(number, app, is_starved, now);
     }
 
     /// Whether a connection is known to wait for memory.
     pub(crate) fn is_waiting(&self, number: Vqpn) -> bool {
-        self.hungry.is_waiting(number)
+        self.waiters.is_waiting(number)
     }
 
     /// Notes that a connection does not wait for memory any more.
-    pub(crate) fn feed(&mut self, number: Vqpn) {
-        self.hungry.feed(number);
+    pub(crate) fn stop_waiting(&mut self, number: Vqpn) {
+        self.waiters.stop_waiting(number);
     }
 
     /// Returns the connections that have waited for memory too long, and those of a low class if the pool is short: their
     /// transfers are to land elsewhere.
-    pub(crate) fn starving(&mut self, now: Instant) -> Vec<Vqpn> {
+    pub(crate) fn waited_too_long(&mut self, now: Instant) -> Vec<Vqpn> {
         let is_short = self.admission.is_short() || self.stops_admission;
         let apps = &self.apps;
         let of_app = |app: AppId| apps.get(app.place()).map(|one| (one.class, one.progress));
-        self.hungry.starving(now, is_short, of_app)
+        self.waiters.waited_too_long(now, is_short, of_app)
     }
 
     /// Notes the connection that is looked at first the next time.
     pub(crate) fn look_from(&mut self, number: Vqpn) {
-        self.hungry.look_from(number);
+        self.waiters.look_from(number);
     }
 
     /// Counts that connections of an application are reset because it keeps memory.
@@ -515,7 +515,7 @@ impl DomainPool {
         if !self.is_active() {
             return None;
         }
-        let waiting = self.hungry.deadline();
+        let waiting = self.waiters.deadline();
         let stuck = self.stuck_until.filter(|_| !self.active.is_empty());
         let short = self.pool.is_short().then(|| self.pool.deadline());
         let all = [waiting, short.flatten(), stuck];

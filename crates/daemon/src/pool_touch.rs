@@ -1,4 +1,5 @@
-//! Which part of a receive pool is read next, so that the pool stays in the processor's cache (Jet, sections 4.3 and 5).
+//! Chooses the part of a receive pool that the daemon reads next, so that the processor's cache keeps the pool (Jet, sections
+//! 4.3 and 5).
 //! Pure: the seed and the time come in.
 
 use headworks_verbs::{Duration, Instant};

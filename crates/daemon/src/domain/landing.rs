@@ -59,7 +59,7 @@ impl Domain {
                 TurnStep::Over => {}
             }
         }
-        for number in self.pool.starving(now) {
+        for number in self.pool.waited_too_long(now) {
             if !self.pool.may_read_elsewhere() {
                 self.pool.look_from(number);
                 break;
@@ -213,7 +213,7 @@ impl ConnectionContext<'_> {
         let (number, app) = (self.connection.number, self.session.app);
         let ingress = &self.connection.ingress;
         if ingress.first().is_none() || self.group.is_none() {
-            self.pool.feed(number);
+            self.pool.stop_waiting(number);
         } else if ingress.is_hungry() && ingress.is_starved {
             self.pool.wait(number, app, true, self.now);
         } else if !self.pool.is_waiting(number) || !ingress.is_hungry() {

@@ -129,7 +129,7 @@ impl ConnectionContext<'_> {
             Kind::End => self.connection.ended(header.at),
             Kind::Reset => {
                 let why = match Reset::from_code(header.code) {
-                    // What the peer's application did wrong is between it and its daemon.
+                    // A peer's daemon reports a broken rule of its application as a reset by the peer.
                     Some(Reset::Misuse | Reset::Kept) => Reset::ByPeer,
                     why => why.unwrap_or(Reset::Protocol),
                 };

@@ -194,7 +194,7 @@ impl Shared {
                 state = self.lock();
                 state.control.ended(done.is_ok(), clock::now());
                 let lines = state.note(command, done);
-                // Whoever reads the log may be slow, and the event loop must not wait for this lock.
+                // Writing a log line may block. The event loop takes this lock, so the lines are logged without it.
                 drop(state);
                 lines.into_iter().for_each(LogLine::log);
                 state = self.lock();

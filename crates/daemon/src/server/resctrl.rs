@@ -32,7 +32,7 @@ enum GroupError {
     System {
         path: PathBuf,
         source: io::Error,
-        /// What the kernel says about its last command, if anything.
+        /// Text of the kernel's file `last_cmd_status`; empty if there is none.
         status: String,
     },
 }

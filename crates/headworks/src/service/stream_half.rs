@@ -344,7 +344,7 @@ impl<H: ConnectionHalf> FdWait<'_, H> {
             let (is_there, is_armed_now) = match H::KIND {
                 HalfKind::Receive => (true, self.watch.arm(self.half)),
                 HalfKind::Send => {
-                    // What was filled stays full until the daemon notifies the event count.
+                    // The socket stays full until the daemon notifies the event count.
                     is_full &= self.half.block().room_event_count().is_armed();
                     let is_there = is_full || self.watch.fill();
                     is_full = true;

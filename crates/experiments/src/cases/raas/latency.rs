@@ -138,7 +138,7 @@ fn table() -> Table<&'static str> {
                 .paper(claim, section);
         }
     }
-    // What the announcement of a READ costs, where frames would do.
+    // Latency by READ minus latency in frames.
     for size in BORDER_SIZES {
         let over = (of(READ, size) - of(FRAMES, size)) / 1e3;
         t.metric(format!("read_over_frames_{}k_us", size >> 10), over);

@@ -26,13 +26,13 @@ struct Wait {
     app: AppId,
     /// Since when it waits; [`Instant::ZERO`] if the pool had no memory for its latest piece either.
     since: Instant,
-    /// [`HungryConnections::reads_begun`] when it began to wait.
+    /// [`PoolWaiters::reads_begun`] when it began to wait.
     reads_begun: u64,
 }
 
 /// Connections that wait for memory.
 #[derive(Debug, Default)]
-pub(crate) struct HungryConnections {
+pub(crate) struct PoolWaiters {
     waiting: BTreeMap<Vqpn, Wait>,
     /// READs into the pool that have begun.
     reads_begun: u64,
@@ -42,18 +42,18 @@ pub(crate) struct HungryConnections {
     from: Vqpn,
 }
 
-impl HungryConnections {
-    /// Notes that a connection waits for memory, since `now`. `is_starved`: the pool had no memory for its latest piece.
-    pub(crate) fn wait(&mut self, number: Vqpn, app: AppId, is_starved: bool, now: Instant) {
+impl PoolWaiters {
+    /// Notes that a connection waits for memory, since `now`. `did_without`: the pool had no memory for its latest piece.
+    pub(crate) fn wait(&mut self, number: Vqpn, app: AppId, did_without: bool, now: Instant) {
         if self.waiting.is_empty() {
             self.look_at = now + PATIENCE;
         }
-        if is_starved {
+        if did_without {
             self.look_at = self.look_at.min(now + SHORT_PATIENCE);
         }
         let wait = Wait {
             app,
-            since: if is_starved { Instant::ZERO } else { now },
+            since: if did_without { Instant::ZERO } else { now },
             reads_begun: self.reads_begun,
         };
         self.waiting.insert(number, wait);
@@ -65,7 +65,7 @@ impl HungryConnections {
     }
 
     /// Notes that a connection does not wait any more.
-    pub(crate) fn feed(&mut self, number: Vqpn) {
+    pub(crate) fn stop_waiting(&mut self, number: Vqpn) {
         self.waiting.remove(&number);
     }
 
@@ -86,7 +86,7 @@ impl HungryConnections {
 
     /// Returns the connections that have waited too long, and those of a low class if the pool `is_short`. `of_app` tells an
     /// application's class, and when it last got memory or had no transfer that waited.
-    pub(crate) fn starving(
+    pub(crate) fn waited_too_long(
         &mut self,
         now: Instant,
         is_short: bool,
@@ -95,35 +95,35 @@ impl HungryConnections {
         if self.waiting.is_empty() || now < self.look_at {
             return Vec::new();
         }
-        // Connections get memory in turn. Transfers that are much longer than its own are before one that waits for many
-        // times as many READs as connections wait.
+        // Connections get memory in turn. A connection is overtaken if many times as many READs have begun as connections
+        // wait: then transfers that are much longer are before its own.
         let turns = OVERTAKEN * (self.waiting.len() as u64 + OVERTAKEN);
         let overtaken = self.reads_begun.checked_sub(turns);
         let mut look_at = now + LOOK_EVERY;
-        let mut is_starving = |wait: &Wait| {
+        let mut is_too_long = |wait: &Wait| {
             let (class, progress) = of_app(wait.app).unwrap_or((Class::Normal, wait.since));
             if is_short && class == Class::Low {
                 return true;
             }
-            let mut starves_at = progress.max(wait.since) + PATIENCE;
+            let mut ends_at = progress.max(wait.since) + PATIENCE;
             if wait.since == Instant::ZERO || overtaken.is_some_and(|at| wait.reads_begun <= at) {
-                starves_at = starves_at.min(wait.since + LONGEST);
+                ends_at = ends_at.min(wait.since + LONGEST);
             }
-            if starves_at > now {
-                look_at = look_at.min(starves_at);
+            if ends_at > now {
+                look_at = look_at.min(ends_at);
             }
-            starves_at <= now
+            ends_at <= now
         };
         let all = self.waiting.range(self.from..);
         let all = all.chain(self.waiting.range(..self.from));
-        let starving = all.filter(|(_, wait)| is_starving(wait));
-        let starving: Vec<Vqpn> = starving.map(|(number, _)| *number).collect();
-        // Those that starve now may have to wait for their turns.
-        self.look_at = match starving.is_empty() {
+        let too_long = all.filter(|(_, wait)| is_too_long(wait));
+        let too_long: Vec<Vqpn> = too_long.map(|(number, _)| *number).collect();
+        // Connections that were returned may have to wait for their turns.
+        self.look_at = match too_long.is_empty() {
             true => look_at,
             false => look_at.min(now + PATIENCE),
         };
-        starving
+        too_long
     }
 }
 
@@ -138,72 +138,67 @@ mod tests {
     }
 
     /// Connections `0..count` of one application that wait since 1 ms.
-    fn hungry(count: u32) -> (HungryConnections, AppId) {
+    fn waiters(count: u32) -> (PoolWaiters, AppId) {
         let app = Holdings::new(64, PATIENCE).add();
-        let mut hungry = HungryConnections::default();
+        let mut waiters = PoolWaiters::default();
         for place in 0..count {
-            hungry.wait(Vqpn::new(place, 0), app, false, at(1000));
+            waiters.wait(Vqpn::new(place, 0), app, false, at(1000));
         }
-        (hungry, app)
+        (waiters, app)
     }
 
-    fn starving(
-        hungry: &mut HungryConnections,
-        now: Instant,
-        class: Class,
-        progress: Instant,
-    ) -> usize {
+    fn count(waiters: &mut PoolWaiters, now: Instant, class: Class, progress: Instant) -> usize {
         let is_short = class == Class::Low;
         let of_app = |_| Some((class, progress));
-        hungry.starving(now, is_short, of_app).len()
+        waiters.waited_too_long(now, is_short, of_app).len()
     }
 
     #[test]
-    fn an_application_without_progress_starves_after_a_while() {
-        let (mut hungry, _) = hungry(3);
-        let due = hungry.deadline().unwrap();
+    fn connections_of_an_application_without_progress_do_without_after_a_while() {
+        let (mut waiters, _) = waiters(3);
+        let due = waiters.deadline().unwrap();
         assert_eq!(due, at(3000));
-        assert_eq!(starving(&mut hungry, at(2999), Class::Normal, at(0)), 0);
+        assert_eq!(count(&mut waiters, at(2999), Class::Normal, at(0)), 0);
         // It got memory at 2.5 ms.
-        assert_eq!(starving(&mut hungry, due, Class::Normal, at(2500)), 0);
-        assert_eq!(hungry.deadline(), Some(at(4500)));
-        assert_eq!(starving(&mut hungry, at(4500), Class::Normal, at(2500)), 3);
-        hungry.feed(Vqpn::new(1, 0));
-        let again = hungry.deadline().unwrap();
-        assert_eq!(starving(&mut hungry, again, Class::Normal, at(2500)), 2);
+        assert_eq!(count(&mut waiters, due, Class::Normal, at(2500)), 0);
+        assert_eq!(waiters.deadline(), Some(at(4500)));
+        assert_eq!(count(&mut waiters, at(4500), Class::Normal, at(2500)), 3);
+        waiters.stop_waiting(Vqpn::new(1, 0));
+        let again = waiters.deadline().unwrap();
+        assert_eq!(count(&mut waiters, again, Class::Normal, at(2500)), 2);
     }
 
     #[test]
-    fn a_long_wait_among_many_is_no_hunger_as_long_as_turns_are_fair() {
-        for (reads, starve) in [(8 * 1008 - 1, 0), (8 * 1008, 1000)] {
-            let (mut hungry, _) = hungry(1000);
-            (0..reads).for_each(|_| hungry.read_begun());
+    fn a_long_wait_among_many_is_not_too_long_as_turns_are_fair() {
+        for (reads, expected) in [(8 * 1008 - 1, 0), (8 * 1008, 1000)] {
+            let (mut waiters, _) = waiters(1000);
+            (0..reads).for_each(|_| waiters.read_begun());
             // The application goes on all the time.
             let now = at(60_000);
-            assert_eq!(starving(&mut hungry, now, Class::Normal, now), starve);
+            assert_eq!(count(&mut waiters, now, Class::Normal, now), expected);
         }
     }
 
     #[test]
-    fn a_connection_that_starved_waits_no_longer_than_needed_and_a_low_class_not_at_all() {
-        let (mut hungry, app) = hungry(1);
-        hungry.wait(Vqpn::new(7, 0), app, true, at(1000));
-        let due = hungry.deadline().unwrap();
+    fn a_connection_that_did_without_waits_no_longer_than_needed_and_a_low_class_not_at_all() {
+        let (mut waiters, app) = waiters(1);
+        waiters.wait(Vqpn::new(7, 0), app, true, at(1000));
+        let due = waiters.deadline().unwrap();
         assert_eq!(due, at(1125));
         // The world's time begins long before.
         let later = due + LONGEST;
-        assert_eq!(starving(&mut hungry, later, Class::Normal, later), 1);
-        let next = hungry.deadline().unwrap();
-        assert_eq!(starving(&mut hungry, next, Class::Low, next), 2);
+        assert_eq!(count(&mut waiters, later, Class::Normal, later), 1);
+        let next = waiters.deadline().unwrap();
+        assert_eq!(count(&mut waiters, next, Class::Low, next), 2);
     }
 
     #[test]
     fn the_next_look_begins_where_the_latest_ended() {
-        let (mut hungry, _) = hungry(4);
-        hungry.look_from(Vqpn::new(2, 0));
+        let (mut waiters, _) = waiters(4);
+        waiters.look_from(Vqpn::new(2, 0));
         let of_app = |_| Some((Class::Normal, Instant::ZERO));
-        let starving = hungry.starving(at(10_000), false, of_app);
-        let places: Vec<usize> = starving.iter().map(|number| number.place()).collect();
+        let too_long = waiters.waited_too_long(at(10_000), false, of_app);
+        let places: Vec<usize> = too_long.iter().map(|number| number.place()).collect();
         assert_eq!(places, [2, 3, 0, 1]);
     }
 }
