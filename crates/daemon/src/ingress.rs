@@ -108,7 +108,7 @@ pub(crate) struct IngressHalf {
     /// How far the connection is with the memory for its first transfer.
     pub(crate) turn: Turn,
     /// Whether the latest piece did not land in the pool, because that had no memory for it.
-    pub(crate) is_starved: bool,
+    pub(crate) did_without_pool: bool,
     /// Number of descriptors whose bytes were moved.
     moved: u32,
     /// Position up to which all transfers were READ, and the one that the peer knows.
@@ -133,7 +133,7 @@ impl IngressHalf {
             given_up: 0,
             described: VecDeque::new(),
             turn: Turn::None,
-            is_starved: false,
+            did_without_pool: false,
             moved: 0,
             acknowledged: 0,
             told_acknowledged: 0,
@@ -233,7 +233,7 @@ impl IngressHalf {
     }
 
     /// Whether a transfer waits for memory although the application has read everything before it.
-    pub(crate) fn is_hungry(&self) -> bool {
+    pub(crate) fn is_blocked_on_memory(&self) -> bool {
         self.landing.unread() == 0 && self.first().is_some()
     }
 
@@ -268,7 +268,7 @@ impl IngressHalf {
         if is_last {
             self.transfers.pop_front();
         }
-        self.is_starved = !matches!(place, Place::Pool(_));
+        self.did_without_pool = !matches!(place, Place::Pool(_));
         self.reads.push_back(PendingRead {
             place,
             bytes,

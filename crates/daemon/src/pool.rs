@@ -405,10 +405,10 @@ impl DomainPool {
         }
     }
 
-    /// Notes that a connection waits for memory although its application has read everything. `is_starved`: the pool had none
-    /// for its latest piece.
-    pub(crate) fn wait(&mut self, number: Vqpn, app: AppId, is_starved: bool, now: Instant) {
-        self.waiters.wait(number, app, is_starved, now);
+    /// Notes that a connection waits for memory although its application has read everything. `did_without_pool`: the pool
+    /// had none for its latest piece.
+    pub(crate) fn wait(&mut self, number: Vqpn, app: AppId, did_without_pool: bool, now: Instant) {
+        self.waiters.wait(number, app, did_without_pool, now);
     }
 
     /// Whether a connection is known to wait for memory.

@@ -43,17 +43,17 @@ pub(crate) struct PoolWaiters {
 }
 
 impl PoolWaiters {
-    /// Notes that a connection waits for memory, since `now`. `did_without`: the pool had no memory for its latest piece.
-    pub(crate) fn wait(&mut self, number: Vqpn, app: AppId, did_without: bool, now: Instant) {
+    /// Notes that a connection waits for memory, since `now`. `did_without_pool`: the pool had no memory for its latest piece.
+    pub(crate) fn wait(&mut self, number: Vqpn, app: AppId, did_without_pool: bool, now: Instant) {
         if self.waiting.is_empty() {
             self.look_at = now + PATIENCE;
         }
-        if did_without {
+        if did_without_pool {
             self.look_at = self.look_at.min(now + SHORT_PATIENCE);
         }
         let wait = Wait {
             app,
-            since: if did_without { Instant::ZERO } else { now },
+            since: if did_without_pool { Instant::ZERO } else { now },
             reads_begun: self.reads_begun,
         };
         self.waiting.insert(number, wait);

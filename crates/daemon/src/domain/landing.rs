@@ -205,18 +205,18 @@ impl ConnectionContext<'_> {
             let app = self.session.app;
             self.pool.queue(self.connection.number, app, left, self.now);
         }
-        self.note_hunger();
+        self.note_wait();
     }
 
     /// Notes whether the connection waits for memory, and since when its application has read everything before.
-    fn note_hunger(&mut self) {
+    fn note_wait(&mut self) {
         let (number, app) = (self.connection.number, self.session.app);
         let ingress = &self.connection.ingress;
         if ingress.first().is_none() || self.group.is_none() {
             self.pool.stop_waiting(number);
-        } else if ingress.is_hungry() && ingress.is_starved {
+        } else if ingress.is_blocked_on_memory() && ingress.did_without_pool {
             self.pool.wait(number, app, true, self.now);
-        } else if !self.pool.is_waiting(number) || !ingress.is_hungry() {
+        } else if !self.pool.is_waiting(number) || !ingress.is_blocked_on_memory() {
             self.pool.wait(number, app, false, self.now);
         }
     }
@@ -259,7 +259,7 @@ impl ConnectionContext<'_> {
                 return TurnStep::Over;
             }
             ingress.turn = Turn::Admitted(admitted);
-            self.note_hunger();
+            self.note_wait();
             return TurnStep::Wait;
         };
         let bytes = most.min(held.extent.len());
@@ -291,7 +291,7 @@ impl ConnectionContext<'_> {
             return false;
         }
         self.collect();
-        if !self.connection.ingress.is_hungry() {
+        if !self.connection.ingress.is_blocked_on_memory() {
             self.want_memory();
             return false;
         }

@@ -112,21 +112,48 @@ impl CacheGroup {
         fs::write(&schemata, line).map_err(failed(schemata))?;
         let tasks = group.path.join("tasks");
         let entries = fs::read_dir(threads).map_err(failed(threads.to_owned()))?;
-        for entry in entries.flatten() {
-            let Some(thread) = entry.file_name().to_str().map(|id| format!("{id}\n")) else {
-                continue;
-            };
-            let file = fs::File::options().append(true).create(true).open(&tasks);
-            let mut file = file.map_err(failed(tasks.clone()))?;
-            match file.write_all(thread.as_bytes()) {
-                // The thread has ended meanwhile.
-                Err(error)
-                    if error.raw_os_error() == Some(rustix::io::Errno::SRCH.raw_os_error()) => {}
-                written => written.map_err(failed(tasks.clone()))?,
+        let threads = entries
+            .flatten()
+            .filter_map(|entry| entry.file_name().into_string().ok());
+        let leave = |thread: &str| {
+            // The threads of a group that is removed leave it by that.
+            if !group.is_made
+                && let Err(error) = move_thread(thread, &root.join("tasks"))
+            {
+                tracing::warn!("thread {thread} stays in the group: {error}");
             }
-        }
+        };
+        move_all(threads, |thread| move_thread(thread, &tasks), leave)
+            .map_err(failed(tasks.clone()))?;
         Ok(group)
     }
+}
+
+/// Moves a thread into the group of this file. A thread that has ended is no error.
+fn move_thread(thread: &str, tasks: &Path) -> io::Result<()> {
+    let file = fs::File::options().append(true).create(true).open(tasks);
+    let ended = rustix::io::Errno::SRCH.raw_os_error();
+    match file?.write_all(format!("{thread}\n").as_bytes()) {
+        Err(error) if error.raw_os_error() == Some(ended) => Ok(()),
+        written => written,
+    }
+}
+
+/// Moves all threads, or none: after an error it calls `back` for those that were moved.
+fn move_all(
+    threads: impl Iterator<Item = String>,
+    mut to: impl FnMut(&str) -> io::Result<()>,
+    back: impl FnMut(&str),
+) -> io::Result<()> {
+    let mut moved = Vec::new();
+    for thread in threads {
+        if let Err(error) = to(&thread) {
+            moved.iter().map(String::as_str).for_each(back);
+            return Err(error);
+        }
+        moved.push(thread);
+    }
+    Ok(())
 }
 
 impl Drop for CacheGroup {
@@ -204,6 +231,19 @@ mod tests {
         assert_eq!(tasks, ["12", "345", "7"]);
         drop(group);
         assert!(!tree.has_group());
+    }
+
+    #[test]
+    fn a_thread_that_cannot_be_moved_brings_the_others_back() {
+        let threads = ["7", "12", "345"].map(str::to_owned).into_iter();
+        let to = |thread: &str| match thread {
+            "345" => Err(io::ErrorKind::PermissionDenied.into()),
+            _ => Ok(()),
+        };
+        let mut back = Vec::new();
+        let moved = move_all(threads, to, |thread| back.push(thread.to_owned()));
+        assert!(moved.is_err());
+        assert_eq!(back, ["7", "12"]);
     }
 
     #[test]
