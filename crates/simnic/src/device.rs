@@ -200,7 +200,7 @@ struct Registration(SharedModel, u32);
 impl Drop for Registration {
     fn drop(&mut self) {
         // The buffer is dropped after the lock is released: this may be its last reference.
-        let _buffer = self.0.lock().regions.remove(self.1);
+        let _removed = self.0.lock().deregister(self.1);
     }
 }
 

@@ -20,6 +20,8 @@
 //! | `model` | discrete-event model of hosts, RNICs and network |
 //! | `wqe` | work requests inside the RNIC |
 //! | `registered_memory` | registered memory |
+//! | `receiving_host` | cache, memory bandwidth and buffer of a host that receives: pure |
+//! | `congestion` | finite queues, pauses, marks, rates of queue pairs: pure |
 //! | `event_queue`, `hardware_units`, `cache` | event queue; service units; on-chip caches: pure |
 //! | `random` | seeded random numbers |
 //!
@@ -27,6 +29,7 @@
 
 mod cache;
 mod completion_channel;
+mod congestion;
 mod device;
 mod event_queue;
 pub mod faults;
@@ -35,6 +38,7 @@ mod model;
 pub mod preset;
 pub mod provider;
 mod random;
+mod receiving_host;
 #[allow(
     unsafe_code,
     reason = "copies between registered memory of this process"
@@ -49,6 +53,7 @@ mod wqe;
 pub use model::{Counters, ObjectCounts};
 pub use preset::{CONSTANTS, Constant, Preset, SetError, Setting};
 pub use provider::{KIND, SimProvider, is_simulated};
+pub use receiving_host::HostCounters;
 pub use trace::Tracer;
 pub use usage_monitor::UsageMonitor;
 pub use utilisation::{Usage, Utilisation};

@@ -13,6 +13,7 @@
 //! | `fault_apply` | applies the faults that rules decide ([`crate::faults`]) |
 //! | `object_counts` | counts of existing objects |
 //! | `acknowledge` | acknowledgements, retries, the end of a request |
+//! | `receiving_side` | the receiving host's memory, congestion and notifications |
 //!
 //! A message of one packet is four events: a sending unit takes it, it arrives at the other host, its bytes
 //! are placed, its acknowledgement arrives. Everything between two events is computed at the first: a unit or
@@ -45,6 +46,7 @@ mod packet_arrival;
 mod qp_states;
 mod queues;
 mod read_response;
+mod receiving_side;
 mod send;
 
 pub(crate) use datagram::AddressHandles;
@@ -54,6 +56,7 @@ pub(crate) use host::Host;
 pub(crate) use instrumentation::{ActorTime, Instrumentation};
 pub use object_counts::ObjectCounts;
 pub(crate) use queues::{Armed, Cq, Qp, Srq};
+pub(crate) use receiving_side::{ReceivingConstants, ReceivingSide};
 
 /// Number of low bits of a QPN that hold the queue pair's index. The bits above hold the index's generation.
 const QP_NUMBER: u32 = 18;
@@ -94,6 +97,8 @@ pub(crate) enum Event {
     Overruns { qp: QpRef },
     /// A change becomes visible on a host.
     HostChanged { host: u32 },
+    /// A notification of congestion (CNP) reaches a sender.
+    Notification { qp: QpRef },
     /// A completion queue notifies its channel. `life` is that of the queue which was armed.
     Channel { cq: u32, life: u32 },
 }
@@ -201,6 +206,8 @@ pub(crate) struct Model {
     pub(crate) regions: Regions,
     pub(crate) handles: AddressHandles,
     pub(crate) random: Random,
+    /// Constants of the receiving hosts' memory and of congestion, if the preset models them.
+    pub(crate) receiving: Option<Box<ReceivingConstants>>,
     /// Fault injection, if there are rules.
     pub(crate) faults: Option<Box<Faults>>,
     pub(crate) acting: Option<ActingActor>,
@@ -319,6 +326,7 @@ impl Model {
     pub(crate) fn new(preset: Preset, seed: u64) -> Self {
         Self {
             cost: Costs::of(&preset),
+            receiving: ReceivingConstants::of(&preset).map(Box::new),
             preset,
             now: 0,
             event_queue: EventQueue::default(),
@@ -465,6 +473,7 @@ impl Model {
                 self.hosts[host as usize].change_times.mark_reported();
                 self.changed_hosts.push((host, self.now));
             }
+            Event::Notification { qp } => self.on_notification(qp),
             Event::Channel { cq, life } => self.channel_event(cq, life),
         }
     }

@@ -5,6 +5,7 @@
 //! lock, so the memory of a span stays valid while the span is used.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::collections::BTreeMap;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -78,6 +79,9 @@ struct RegisteredRegion {
     page: u32,
     /// Number of its first page's translation. An address would not do, because it differs in the next run.
     translation: u64,
+    /// Its first byte among all memory ([`Regions::place_of`]), and the key of its entry there.
+    place: u64,
+    memory: u64,
 }
 
 // SAFETY: the pointer is the buffer's, which may be sent.
@@ -91,7 +95,29 @@ pub(crate) struct Regions {
     free: Vec<u32>,
     /// Number of translations made so far.
     translations: u64,
+    /// Registered memory by its address. Regions that overlap share an entry, if the first contains the others.
+    memories: BTreeMap<u64, Memory>,
+    /// First place that no memory has had.
+    next_place: u64,
 }
+
+/// Memory that is registered at least once.
+struct Memory {
+    len: u64,
+    place: u64,
+    regions: u32,
+}
+
+/// A region that was removed.
+pub(crate) struct Removed {
+    /// Its memory, which may be freed once the lock is released.
+    _buffer: Arc<dyn Buffer>,
+    /// Host, place and length of memory that is not registered any more.
+    pub(crate) gone: Option<(u32, u64, u64)>,
+}
+
+/// Alignment of the places of different memory.
+const PLACE_ALIGN: u64 = 4096;
 
 /// A request for access to memory: protection domain, host and rights.
 #[derive(Clone, Copy)]
@@ -113,6 +139,8 @@ pub(crate) struct Span {
     base: u64,
     offset: u64,
     page: u32,
+    /// Place of the region's first byte.
+    region_place: u64,
 }
 
 impl Regions {
@@ -134,9 +162,12 @@ impl Regions {
         };
         let translation = self.translations + 1;
         self.translations += (buffer.len() as u64).div_ceil(1 << page).max(1);
+        let (memory, place) = self.place(buffer.as_ptr().addr() as u64, buffer.len() as u64);
         let slot = &mut self.slots[number as usize];
         slot.1 = Some(RegisteredRegion {
             translation,
+            place,
+            memory,
             start: buffer.as_ptr(),
             len: buffer.len() as u64,
             buffer,
@@ -148,7 +179,50 @@ impl Regions {
         Some(slot.0 << REGION_NUMBER_BITS | number)
     }
 
-    pub(crate) fn remove(&mut self, key: u32) -> Option<Arc<dyn Buffer>> {
+    /// Counts a region of memory at this address. Returns the key of the memory's entry, and the region's place.
+    fn place(&mut self, start: u64, len: u64) -> (u64, u64) {
+        if let Some((&first, memory)) = self.memories.range_mut(..=start).next_back()
+            && start + len <= first + memory.len
+        {
+            memory.regions += 1;
+            return (first, memory.place + (start - first));
+        }
+        let place = self.next_place;
+        self.next_place += len.max(1).next_multiple_of(PLACE_ALIGN);
+        // Longer memory at the same address takes the place of the entry.
+        let regions = 1 + self.memories.get(&start).map_or(0, |memory| memory.regions);
+        let memory = Memory {
+            len,
+            place,
+            regions,
+        };
+        self.memories.insert(start, memory);
+        (start, place)
+    }
+
+    /// Returns where `len` bytes at this address are among all registered memory: the place of the first, and how
+    /// many of them are registered. Unlike an address, a place is the same in every run. `None` if the first is
+    /// not registered.
+    pub(crate) fn place_of(&self, addr: u64, len: u64) -> Option<(u64, u64)> {
+        let (first, memory) = self.memories.range(..=addr).next_back()?;
+        let offset = addr - first;
+        let left = memory.len.checked_sub(offset).filter(|left| *left > 0)?;
+        Some((memory.place + offset, len.min(left)))
+    }
+
+    /// Counts a region less of memory. Returns place and length of memory that is not registered any more.
+    fn release_place(&mut self, first: u64) -> Option<(u64, u64)> {
+        let memory = self.memories.get_mut(&first)?;
+        memory.regions -= 1;
+        if memory.regions > 0 {
+            return None;
+        }
+        let memory = self.memories.remove(&first)?;
+        Some((memory.place, memory.len))
+    }
+
+    /// Removes a region. Returns its memory, with host, place and length if it is not registered any more.
+    pub(crate) fn remove(&mut self, key: u32) -> Option<Removed> {
         let number = key & ((1 << REGION_NUMBER_BITS) - 1);
         let slot = self.slots.get_mut(number as usize)?;
         if slot.0 != key >> REGION_NUMBER_BITS {
@@ -161,7 +235,11 @@ impl Regions {
             _ => 1,
         };
         self.free.push(number);
-        Some(entry.buffer)
+        let gone = self.release_place(entry.memory);
+        Some(Removed {
+            _buffer: entry.buffer,
+            gone: gone.map(|(place, len)| (entry.host, place, len)),
+        })
     }
 
     /// Number of registered regions.
@@ -193,6 +271,7 @@ impl Regions {
             base: entry.translation,
             offset,
             page: entry.page,
+            region_place: entry.place,
         })
     }
 
@@ -236,6 +315,7 @@ impl Span {
             base: 0,
             offset: 0,
             page: 0,
+            region_place: 0,
         }
     }
 
@@ -256,6 +336,11 @@ impl Span {
     /// Returns its position among the bytes of all regions. Unlike its address it is the same in every run.
     pub(crate) fn place(&self) -> u64 {
         (self.base << self.page) + self.offset
+    }
+
+    /// Returns its first byte's place and its length ([`Regions::place_of`]).
+    pub(crate) fn in_memory(&self) -> (u64, u64) {
+        (self.region_place + self.offset, self.len)
     }
 
     /// Returns the `len` bytes of it from `skip` on.
@@ -355,6 +440,38 @@ mod tests {
         assert!(!found(&regions, key, start, 1, ASKS));
         let next = regions.add(buffer, 1, 0, access, 12).expect("room");
         assert_ne!(next, key);
+    }
+
+    #[test]
+    fn places_follow_memory_and_not_regions() {
+        let mut regions = Regions::default();
+        let [first, second] = [100, 5000].map(|len| -> Arc<dyn Buffer> { HeapBuffer::new(len) });
+        let at = |buffer: &Arc<dyn Buffer>| buffer.as_ptr().addr() as u64;
+        let mut add =
+            |buffer: &Arc<dyn Buffer>| regions.add(buffer.clone(), 1, 0, Access::NONE, 12);
+        let keys = [&first, &first, &second].map(|buffer| add(buffer).expect("room"));
+        assert_eq!(regions.place_of(at(&first) + 10, 200), Some((10, 90)));
+        assert_eq!(
+            regions.place_of(at(&second) + 4999, 1),
+            Some((4096 + 4999, 1))
+        );
+        let asks = AccessRequest {
+            access: Access::NONE,
+            ..ASKS
+        };
+        let span = regions
+            .find(keys[1], at(&first) + 20, 5, asks)
+            .expect("found");
+        assert_eq!(span.in_memory(), (20, 5));
+        assert!(regions.remove(keys[0]).expect("a region").gone.is_none());
+        let gone = regions.remove(keys[1]).expect("a region").gone;
+        assert_eq!(gone, Some((0, 0, 100)));
+        assert_eq!(regions.place_of(at(&first), 1), None);
+        let again = regions
+            .add(first.clone(), 1, 0, Access::NONE, 12)
+            .expect("room");
+        assert_eq!(regions.place_of(at(&first), 1), Some((3 * 4096, 1)));
+        assert_ne!(again, keys[0]);
     }
 
     #[test]

@@ -9,6 +9,7 @@ use std::fmt;
 
 use crate::hardware_units::Ps;
 use crate::model::Counters;
+use crate::receiving_host::HostCounters;
 
 /// Share of the time for which a bottleneck is busy at least. If nothing is, latency is the bottleneck.
 pub const BOTTLENECK: f64 = 0.8;
@@ -34,6 +35,8 @@ pub struct HostUsage {
     pub host: String,
     /// Counters as its vendor's tools would show them.
     pub counters: Counters,
+    /// Counters of its memory and of congestion, if the preset models them.
+    pub receiving: Option<HostCounters>,
     /// Its units and pipes.
     pub units: Vec<UnitUsage>,
 }
@@ -78,6 +81,9 @@ impl Usage {
         since.over = since.over.saturating_sub(earlier.over);
         for (host, before) in since.hosts.iter_mut().zip(&earlier.hosts) {
             host.counters = host.counters.since(&before.counters);
+            if let (Some(counters), Some(before)) = (&mut host.receiving, &before.receiving) {
+                *counters = counters.since(before);
+            }
             for (group, before) in host.units.iter_mut().zip(&before.units) {
                 for (busy, before) in group.busy.iter_mut().zip(&before.busy) {
                     *busy = busy.saturating_sub(*before);
@@ -131,6 +137,7 @@ impl Usage {
         };
         let note = match group.bytes {
             0 => stalls(host, group),
+            bytes if group.what == MEMORY => memory_note(host, bytes, self.over),
             bytes => {
                 let gbps = bytes as f64 * 8_000.0 / self.over.max(1) as f64;
                 format!("{gbps:.2} Gbit/s")
@@ -189,6 +196,26 @@ fn stalls(host: &HostUsage, group: &UnitUsage) -> String {
         misses.join(", ")
     )
 }
+
+/// Returns a note on a host's memory: what it moved, and which share of the DMA writes missed the cache.
+fn memory_note(host: &HostUsage, bytes: u64, over: Ps) -> String {
+    let rate = bytes as f64 * 1_000.0 / over.max(1) as f64;
+    let Some(counters) = &host.receiving else {
+        return String::new();
+    };
+    let lines = (counters.dma_hits + counters.dma_misses).max(1);
+    let missed = 100.0 * counters.dma_misses as f64 / lines as f64;
+    format!("{rate:.1} GB/s; {missed:.0} % of the lines written by DMA were not cached")
+}
+
+/// Name of the memory's bandwidth.
+pub(crate) const MEMORY: &str = "memory";
+
+/// Name of the time for which posted writes of the RNIC waited.
+pub(crate) const STALLED_WRITES: &str = "stalled DMA writes";
+
+/// Name of the time for which the RNIC paused the switch.
+pub(crate) const PAUSED_PORTS: &str = "paused link in";
 
 /// Name of the sending units.
 pub(crate) const TX: &str = "tx units";

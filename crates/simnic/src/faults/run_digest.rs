@@ -24,6 +24,7 @@ enum DigestTag {
     Completed,
     Respond,
     Overruns,
+    Notification,
 }
 
 /// A digest of everything that happened so far, and when.
@@ -111,6 +112,7 @@ impl RunDigest {
             Event::Resume { qp } => self.note(&[at, DigestTag::Resume as u64, of(qp)]),
             Event::Fails { qp } => self.note(&[at, DigestTag::Fails as u64, of(qp)]),
             Event::Overruns { qp } => self.note(&[at, DigestTag::Overruns as u64, of(qp)]),
+            Event::Notification { qp } => self.note(&[at, DigestTag::Notification as u64, of(qp)]),
             Event::HostChanged { host } => {
                 self.note(&[at, DigestTag::HostChanged as u64, (*host).into()])
             }

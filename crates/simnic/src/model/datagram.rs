@@ -209,6 +209,7 @@ impl Model {
         if placed.is_ok() {
             for target in targets {
                 late += self.touch_target(host, &target);
+                late += self.place_late(host, target.in_memory());
                 registered_memory::copy(target, from.part(done, target.len));
                 done += target.len;
             }

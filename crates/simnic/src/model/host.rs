@@ -7,7 +7,7 @@ use std::sync::Arc;
 use headworks_net::EventFd;
 use headworks_verbs::{AsyncEvent, Gid, Instant, Sge, Status};
 
-use super::QpRef;
+use super::{QpRef, ReceivingSide};
 use crate::cache::{Cache, Index, Policy};
 use crate::hardware_units::{BusyLog, NS, Pipe, Ps, Units};
 use crate::preset::Preset;
@@ -62,6 +62,8 @@ pub(crate) struct Host {
     /// Cache of requests. One that was fetched and evicted must
     /// be fetched again when it is sent, and when it ends.
     pub(crate) requests: Cache,
+    /// Its memory and congestion, if the preset models them.
+    pub(crate) receiving: Option<Box<ReceivingSide>>,
     /// Number of queue pair contexts created so far.
     pub(crate) contexts: u64,
     /// Existing queue pairs and completion queues.
@@ -242,6 +244,7 @@ impl Host {
             mtt,
             mpt,
             requests,
+            receiving: None,
             contexts: 0,
             qps: 0,
             cqs: 0,

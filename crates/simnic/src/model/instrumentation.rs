@@ -8,7 +8,9 @@ use headworks_verbs::{Completion, Status};
 use super::{Counters, Event, Host, Model, Piece, PieceKind, QpRef};
 use crate::hardware_units::{BusyInterval, BusyLog, Pipe, Ps};
 use crate::trace::{Subject, TraceLabel, Tracer, Track};
-use crate::utilisation::{ActorUsage, HostUsage, TX, UnitUsage, Usage};
+use crate::utilisation::{
+    ActorUsage, HostUsage, MEMORY, PAUSED_PORTS, STALLED_WRITES, TX, UnitUsage, Usage,
+};
 
 /// An actor and its computing time.
 pub(crate) struct ActorTime {
@@ -270,13 +272,18 @@ impl Model {
     }
 
     /// Returns what all hosts and actors counted up to now.
-    pub(crate) fn usage(&self) -> Usage {
+    pub(crate) fn usage(&mut self) -> Usage {
         let acted = self.actors.iter().map(|acted| acted.until).max();
         let over = match self.acting {
             Some(acting) => acting.now,
             None => acted.unwrap_or(0).max(self.now),
         };
-        let hosts = self.hosts.iter().map(Self::host_usage);
+        let now = over.max(self.now);
+        let hosts = self
+            .hosts
+            .iter_mut()
+            .map(|host| Self::host_usage(host, now));
+        let hosts = hosts.collect();
         let actors = self.actors.iter().map(|acted| ActorUsage {
             role: acted.role.clone(),
             host: self.hosts[acted.host as usize].name.clone(),
@@ -285,12 +292,14 @@ impl Model {
         });
         Usage {
             over,
-            hosts: hosts.collect(),
+            hosts,
             actors: actors.collect(),
         }
     }
 
-    fn host_usage(host: &Host) -> HostUsage {
+    fn host_usage(host: &mut Host, now: Ps) -> HostUsage {
+        let receiving = host.receiving.as_deref_mut();
+        let receiving = receiving.map(|side| (side.counters(now), side.memory_time(now)));
         let pipe = |what, pipe: &Pipe| UnitUsage {
             what,
             busy: vec![pipe.busy()],
@@ -301,17 +310,30 @@ impl Model {
             busy,
             bytes: 0,
         };
+        let mut all = vec![
+            units(TX, host.tx.iter().map(|unit| unit.busy).collect()),
+            units("rx units", host.rx.busy().to_vec()),
+            pipe("DMA read", &host.dma_in),
+            pipe("DMA write", &host.dma_out),
+            pipe("link out", &host.link_out),
+            pipe("link in", &host.link_in),
+        ];
+        if let Some((counters, memory_time)) = &receiving {
+            let bytes =
+                counters.memory_rnic + counters.memory_processors + counters.memory_antagonist;
+            all.push(UnitUsage {
+                what: MEMORY,
+                busy: vec![*memory_time],
+                bytes,
+            });
+            all.push(units(STALLED_WRITES, vec![counters.stalled_writes]));
+            all.push(units(PAUSED_PORTS, vec![counters.paused]));
+        }
         HostUsage {
             host: host.name.clone(),
             counters: host.counters,
-            units: vec![
-                units(TX, host.tx.iter().map(|unit| unit.busy).collect()),
-                units("rx units", host.rx.busy().to_vec()),
-                pipe("DMA read", &host.dma_in),
-                pipe("DMA write", &host.dma_out),
-                pipe("link out", &host.link_out),
-                pipe("link in", &host.link_in),
-            ],
+            receiving: receiving.map(|(counters, _)| counters),
+            units: all,
         }
     }
 }

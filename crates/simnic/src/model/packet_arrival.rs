@@ -21,10 +21,30 @@ impl Model {
             return;
         };
         let cost = &self.cost;
+        let mut slowed = None;
         let state = &mut self.hosts[qp.host as usize];
         let wire = u64::from(piece.len) + cost.header * u64::from(piece.packets);
-        let begin = self.now.saturating_sub(state.link_in.time(wire));
-        let through = state.link_in.carry(begin, wire).max(self.now);
+        let through = match state.receiving.as_deref_mut() {
+            None => {
+                let begin = self.now.saturating_sub(state.link_in.time(wire));
+                state.link_in.carry(begin, wire).max(self.now)
+            }
+            Some(side) => {
+                let bytes = (piece.len.into(), wire, piece.packets.into());
+                let arrival = side.arrive(self.now, (0, &mut state.link_in), bytes);
+                if arrival.notifies || arrival.holds_until.is_some() {
+                    slowed = Some(arrival);
+                }
+                match arrival.through {
+                    Some(through) => through,
+                    None => {
+                        let ends = (piece.from, piece.to);
+                        self.pieces.remove(id.place());
+                        return self.slow_down(ends, 0, arrival);
+                    }
+                }
+            }
+        };
         let mut stall = 0;
         if !state.icm.touch(qp.context) {
             state.counters.icm_misses += 1;
@@ -51,7 +71,21 @@ impl Model {
                 };
                 let begin = received.saturating_sub(state.dma_out.time(bytes - tail));
                 let last = received + state.dma_out.time(tail);
-                state.dma_out.carry_through(begin, bytes, last) + cost.dma_write
+                let written = match state.receiving.as_deref_mut() {
+                    None => state.dma_out.carry_through(begin, bytes, last),
+                    Some(side) => {
+                        let mut targets = Vec::with_capacity(1);
+                        target_of(&self.qps, &self.regions, piece, qp, |target| {
+                            targets.push(target.in_memory());
+                            0
+                        });
+                        let (bus, times) = (&mut state.dma_out, (begin, last));
+                        let bytes = (piece.len.into(), bytes);
+                        side.host
+                            .place(self.now, bus, times, bytes, targets.into_iter())
+                    }
+                };
+                written + cost.dma_write
             }
         };
         let placed = placed.max(qp.placed_at);
@@ -59,7 +93,11 @@ impl Model {
         if let (_, Some(qp)) = &mut self.qps[piece.to.index as usize] {
             (qp.received_at, qp.placed_at) = (received, placed);
         }
+        let ends = (piece.from, piece.to);
         self.event_queue.put(placed, Event::Place(id));
+        if let Some(arrival) = slowed {
+            self.slow_down(ends, 0, arrival);
+        }
     }
 
     /// Places the bytes of packets in memory.
@@ -253,7 +291,9 @@ impl Model {
         }
         let late: Ps = targets
             .iter()
-            .map(|target| self.touch_target(host, target))
+            .map(|target| {
+                self.touch_target(host, target) + self.place_late(host, target.in_memory())
+            })
             .sum();
         if let (_, Some(qp)) = &mut self.qps[index as usize]
             && let Some(inbound) = &mut qp.inbound

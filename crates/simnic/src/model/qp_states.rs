@@ -52,6 +52,8 @@ impl Qp {
             is_ready: false,
             not_before: 0,
             paused: false,
+            dcqcn: None,
+            may_notify_at: 0,
             retries: 0,
             rnr_tries: 0,
             missed: None,

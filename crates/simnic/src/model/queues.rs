@@ -9,6 +9,7 @@ use headworks_verbs::{
 use super::read_response::Response;
 use super::{Event, Model, QpRef};
 use crate::completion_channel::SimChannel;
+use crate::congestion::dcqcn::Dcqcn;
 use crate::hardware_units::Ps;
 use crate::wqe::{ReceiveWqe, Wqe, cache_key};
 
@@ -66,6 +67,10 @@ pub(crate) struct Qp {
     /// Earliest time of the next send, set by an RNR NAK.
     pub(crate) not_before: Ps,
     pub(crate) paused: bool,
+    /// Its rate, once it was notified of congestion.
+    pub(crate) dcqcn: Option<Box<Dcqcn>>,
+    /// Earliest time at which its peer may be notified of congestion again.
+    pub(crate) may_notify_at: Ps,
     pub(crate) retries: u8,
     pub(crate) rnr_tries: u8,
     /// The READ or atomic whose response was last found to be missing.
@@ -264,6 +269,7 @@ impl Qp {
         (self.sent, self.next_psn, self.acked, self.reads) = (0, 0, 0, 0);
         (self.is_ready, self.paused, self.timer) = (false, false, None);
         (self.retries, self.rnr_tries, self.not_before) = (0, 0, 0);
+        (self.dcqcn, self.may_notify_at) = (None, 0);
         (self.failing, self.drains_to) = (None, 0);
         self.receives.queue.clear();
         self.receives.retired = self.receives.posted;

@@ -3,6 +3,7 @@
 
 use headworks_verbs::{Access, RemoteAddr, Status};
 
+use super::receiving_side::paced;
 use super::{Acknowledge, Event, Model, Piece, PieceKind, QpRef};
 use crate::faults::FaultPoint;
 use crate::hardware_units::Ps;
@@ -77,6 +78,7 @@ impl Model {
         if qp.responses.len() == 1 {
             // Bytes are read while earlier packets wait for the link, as far as the transmit buffer has room.
             let at = response.ready.max(qp.answered_at.saturating_sub(ahead));
+            let at = at.max(qp.dcqcn.as_ref().map_or(0, |dcqcn| dcqcn.next_at()));
             self.event_queue.put(at.max(now), Event::Respond { qp: to });
         }
     }
@@ -118,10 +120,15 @@ impl Model {
         };
         let wire = u64::from(len) + cost.header * u64::from(packets);
         let last_at = last_at + state.link_out.time(tail + cost.header);
+        let held_until = match &state.receiving {
+            Some(side) => side.held_until(0),
+            None => 0,
+        };
         // It leaves after the queue pair's earlier responses.
+        let last_at = last_at.max(answered);
         let gone = state
             .link_out
-            .carry_through(first_at, wire, last_at.max(answered));
+            .carry_through(first_at.max(held_until), wire, last_at);
         state.counters.packets_out += u64::from(packets);
         state.counters.bytes_out += u64::from(len);
         let (arrives, ahead) = (gone + cost.wire, cost.ahead);
@@ -144,8 +151,12 @@ impl Model {
         {
             self.put_arrival(at, part);
         }
-        let Some(qp) = self.qp(to) else {
+        let (_, Some(qp)) = &mut self.qps[to.index as usize] else {
             return;
+        };
+        let paced_until = match qp.dcqcn.is_some() {
+            true => paced(qp, self.receiving.as_deref(), now, wire),
+            false => 0,
         };
         qp.answered_at = gone;
         match qp.responses.front_mut() {
@@ -156,6 +167,7 @@ impl Model {
         }
         if let Some(next) = qp.responses.front() {
             let at = next.ready.max(gone.saturating_sub(ahead)).max(now);
+            let at = at.max(paced_until);
             self.event_queue.put(at, Event::Respond { qp: to });
         }
     }

@@ -3,6 +3,7 @@
 use headworks_verbs::{Access, QpState, QpType, SendOp, Status};
 
 use super::acknowledge::timer_due;
+use super::receiving_side::paced;
 use super::{Event, Model, Piece, PieceKind, QpRef};
 use crate::faults::FaultPoint;
 use crate::hardware_units::Ps;
@@ -251,7 +252,11 @@ impl Model {
         };
         let wire = u64::from(part) + cost.header * u64::from(packets) + extra;
         let last_at = last_at + state.link_out.time(tail + cost.header);
-        let first_at = first_at.max(qp.gone_at);
+        let held_until = match &state.receiving {
+            Some(side) => side.held_until(0),
+            None => 0,
+        };
+        let first_at = first_at.max(qp.gone_at).max(held_until);
         let gone = state.link_out.carry_through(first_at, wire, last_at);
         qp.gone_at = gone;
         // Packets that cannot leave fill the transmit buffer, and then the unit waits.
@@ -273,6 +278,10 @@ impl Model {
             qp.timer = Some(qp.last_progress);
             let due = timer_due(gone, qp.connection.timeout);
             self.event_queue.put(due, Event::Timeout { qp: reference });
+        }
+        if qp.dcqcn.is_some() {
+            let next = paced(qp, self.receiving.as_deref(), now, wire);
+            qp.not_before = qp.not_before.max(next);
         }
         // A queue pair that has more to send joins the queue of its unit again.
         let is_told_to_wait = qp.not_before > now;

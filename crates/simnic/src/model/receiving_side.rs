@@ -1,0 +1,236 @@
+//! The receiving host's memory and congestion: applies [`crate::receiving_host`] and [`crate::congestion`] to
+//! packets, notifications and the accesses of processors.
+
+use super::{Event, Model, QpRef};
+use crate::congestion::dcqcn::{Dcqcn, DcqcnConstants};
+use crate::congestion::switch_port::{SwitchConstants, SwitchPort};
+use crate::hardware_units::{NS, Pipe, Ps};
+use crate::random::Random;
+use crate::receiving_host::{BufferVerdict, HostConstants, HostCounters, ReceivingHost};
+
+/// Constants of hosts that receive, and of congestion.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ReceivingConstants {
+    pub(crate) host: HostConstants,
+    pub(crate) switch: SwitchConstants,
+    /// Rates of queue pairs that are notified; without them notifications have no effect.
+    pub(crate) dcqcn: Option<DcqcnConstants>,
+    /// Least time between two notifications about a queue pair.
+    pub(crate) notify_time: Ps,
+    /// Bandwidth that an antagonist uses on each host from the start, in bytes a picosecond.
+    pub(crate) antagonist: f64,
+}
+
+impl ReceivingConstants {
+    /// Returns the constants of a preset; `None` if it leaves all of this out.
+    pub(crate) fn of(_preset: &crate::preset::Preset) -> Option<Self> {
+        None
+    }
+}
+
+/// What receives on a host beyond the RNIC's units: the switch's ports before it, its buffer and its memory.
+#[derive(Debug)]
+pub(crate) struct ReceivingSide {
+    constants: ReceivingConstants,
+    pub(crate) host: ReceivingHost,
+    ports: Vec<SwitchPort>,
+    /// Time until which the switch has paused each of this host's links.
+    held_until: Vec<Ps>,
+    random: Random,
+}
+
+/// What happens to packets at the switch and at the RNIC's buffer.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Arrival {
+    /// Time at which they have arrived completely; `None` if they are dropped.
+    pub(super) through: Option<Ps>,
+    /// Whether their sender is to be notified.
+    pub(super) notifies: bool,
+    /// Time until which the switch pauses their sender.
+    pub(super) holds_until: Option<Ps>,
+}
+
+impl ReceivingSide {
+    pub(crate) fn new(constants: ReceivingConstants, ports: usize, mut random: Random) -> Self {
+        let mut host = ReceivingHost::new(constants.host, Random::new(random.bits()));
+        host.set_antagonist(0, constants.antagonist);
+        Self {
+            constants,
+            host,
+            ports: (0..ports).map(|_| SwitchPort::default()).collect(),
+            held_until: vec![0; ports],
+            random,
+        }
+    }
+
+    /// Carries packets of `len` bytes, `wire` with headers, from the switch over `link` to the RNIC's buffer.
+    pub(super) fn arrive(
+        &mut self,
+        now: Ps,
+        (port, link): (usize, &mut Pipe),
+        (len, wire, packets): (u64, u64, u64),
+    ) -> Arrival {
+        let switch = &mut self.ports[port];
+        let admission = switch.admit(now, wire, &self.constants.switch, &mut self.random);
+        let mut arrival = Arrival {
+            through: None,
+            notifies: false,
+            holds_until: admission.pauses_until,
+        };
+        if admission.is_dropped {
+            self.host.counters.dropped += packets;
+            return arrival;
+        }
+        if admission.is_marked {
+            self.host.counters.marked += packets;
+            arrival.notifies = true;
+        }
+        let begin = now.saturating_sub(link.time(wire)).max(switch.free_at());
+        let begin = self.host.pause(now, begin, len).unwrap_or(begin);
+        let through = link.carry(begin, wire).max(now);
+        switch.put(through, wire);
+        match self.host.admit(now, through, len, packets) {
+            BufferVerdict::Dropped => return arrival,
+            BufferVerdict::TakenAndNotify => arrival.notifies = true,
+            BufferVerdict::Taken => {}
+        }
+        arrival.through = Some(through);
+        arrival
+    }
+
+    /// Returns the time until which the switch holds one of this host's links.
+    pub(super) fn held_until(&self, port: usize) -> Ps {
+        self.held_until[port]
+    }
+
+    /// Holds a link of this host until that time.
+    fn hold(&mut self, now: Ps, port: usize, until: Ps) {
+        let held = &mut self.held_until[port];
+        if until > *held {
+            self.host.counters.held += until - now.max(*held);
+            *held = until;
+        }
+    }
+
+    /// Returns the counters at `now`.
+    pub(crate) fn counters(&mut self, now: Ps) -> HostCounters {
+        self.host.counters(now)
+    }
+
+    /// Returns the time that memory needed for what was moved by `now`, at its full bandwidth.
+    pub(crate) fn memory_time(&mut self, now: Ps) -> Ps {
+        let counters = self.host.counters(now);
+        let bytes = counters.memory_rnic + counters.memory_processors + counters.memory_antagonist;
+        (bytes as f64 / self.constants.host.memory.bandwidth) as Ps
+    }
+}
+
+impl Model {
+    /// Applies what the switch and the RNIC did with packets to their sender.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn slow_down(&mut self, (from, to): (QpRef, QpRef), port: usize, arrival: Arrival) {
+        let (now, wire) = (self.now, self.cost.wire);
+        let Some(host) = self.qp(from).map(|qp| qp.host) else {
+            return;
+        };
+        if let Some(until) = arrival.holds_until
+            && let Some(side) = self.hosts[host as usize].receiving.as_deref_mut()
+        {
+            side.hold(now, port, until + wire / 2);
+        }
+        if !arrival.notifies {
+            return;
+        }
+        let (notify_time, ack) = match &self.receiving {
+            Some(constants) => (constants.notify_time, self.cost.ack + self.cost.ack_time),
+            None => return,
+        };
+        let Some(qp) = self.qp(to).filter(|qp| qp.may_notify_at <= now) else {
+            return;
+        };
+        qp.may_notify_at = now + notify_time;
+        let receiver = qp.host as usize;
+        if let Some(side) = self.hosts[receiver].receiving.as_deref_mut() {
+            side.host.counters.notifications_sent += 1;
+        }
+        self.event_queue
+            .put(now + ack + wire, Event::Notification { qp: from });
+    }
+
+    /// Handles a notification at the sender: lowers the rate of the queue pair.
+    pub(super) fn on_notification(&mut self, reference: QpRef) {
+        let now = self.now;
+        let Some(constants) = self.receiving.as_ref().map(|constants| constants.dcqcn) else {
+            return;
+        };
+        let Some(qp) = self.qp(reference) else {
+            return;
+        };
+        let host = qp.host as usize;
+        if let Some(constants) = &constants {
+            qp.dcqcn
+                .get_or_insert_with(|| Box::new(Dcqcn::new(constants)))
+                .notify(now, constants);
+        }
+        if let Some(side) = self.hosts[host].receiving.as_deref_mut() {
+            side.host.counters.notifications_received += 1;
+        }
+    }
+
+    /// Writes a SEND's or a datagram's bytes at `target`, which was not known when they crossed the bus. Returns
+    /// how long that takes longer.
+    pub(super) fn place_late(&mut self, host: u32, target: (u64, u64)) -> Ps {
+        let now = self.now;
+        match self.hosts[host as usize].receiving.as_deref_mut() {
+            Some(side) => side.host.place_late(now, target),
+            None => 0,
+        }
+    }
+
+    /// Returns how long a processor waits for memory that reads or writes `len` bytes at an address. Memory that
+    /// is not registered is always cached.
+    pub(crate) fn access_time(&mut self, host: u32, (addr, len): (u64, u64), writes: bool) -> Ps {
+        let now = self.time();
+        let Some(side) = self.hosts[host as usize].receiving.as_deref_mut() else {
+            return 0;
+        };
+        match self.regions.place_of(addr, len) {
+            Some(span) => side.host.process(now, span, writes),
+            None => 0,
+        }
+    }
+
+    /// Deregisters a region. Returns what to drop when the lock is released.
+    pub(crate) fn deregister(&mut self, key: u32) -> Option<crate::registered_memory::Removed> {
+        let removed = self.regions.remove(key)?;
+        if let Some((host, place, len)) = removed.gone
+            && let Some(side) = self.hosts[host as usize].receiving.as_deref_mut()
+        {
+            side.host.forget((place, len));
+        }
+        Some(removed)
+    }
+
+    /// Sets the bandwidth that an antagonist would use alone on a host, in bytes a second.
+    pub(crate) fn set_antagonist(&mut self, host: u32, bytes_per_s: f64) {
+        let now = self.time().max(self.now);
+        if let Some(side) = self.hosts[host as usize].receiving.as_deref_mut() {
+            side.host
+                .set_antagonist(now, bytes_per_s / (1000.0 * NS as f64 * 1e6));
+        }
+    }
+}
+
+/// Returns the time at which a queue pair may send more, after it sent `bytes` at `now`.
+pub(super) fn paced(
+    qp: &mut super::Qp,
+    constants: Option<&ReceivingConstants>,
+    now: Ps,
+    bytes: u64,
+) -> Ps {
+    match (&mut qp.dcqcn, constants.and_then(|all| all.dcqcn.as_ref())) {
+        (Some(dcqcn), Some(constants)) => dcqcn.sent(now, bytes, constants),
+        _ => 0,
+    }
+}
