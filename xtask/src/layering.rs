@@ -14,6 +14,7 @@ use serde::Deserialize;
 /// Each package with the packages of the workspace that it may depend on.
 pub const ALLOWED: &[(&str, &[&str])] = &[
     ("headworks-wire", &[]),
+    ("headworks-constants", &[]),
     ("headworks-verbs", &["headworks-wire"]),
     ("headworks-shm", &["headworks-wire"]),
     (
@@ -29,6 +30,7 @@ pub const ALLOWED: &[(&str, &[&str])] = &[
     (
         "headworks-simnic",
         &[
+            "headworks-constants",
             "headworks-verbs",
             "headworks-shm",
             "headworks-net",
@@ -39,7 +41,10 @@ pub const ALLOWED: &[(&str, &[&str])] = &[
         "headworks-ring",
         &["headworks-wire", "headworks-verbs", "headworks-shm"],
     ),
-    ("headworks-pacing", &["headworks-verbs", "headworks-shm"]),
+    (
+        "headworks-pacing",
+        &["headworks-constants", "headworks-verbs", "headworks-shm"],
+    ),
     ("headworks-rxpool", &["headworks-verbs", "headworks-shm"]),
     (
         "headworks-client",

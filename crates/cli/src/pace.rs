@@ -44,7 +44,7 @@ fn gbps(bytes_per_s: u64) -> f64 {
 
 /// Whether pacing limits the bytes in flight instead of the rate.
 fn is_window(observer: &Observer) -> bool {
-    observer.constants().window != 0.0
+    observer.constants().window
 }
 
 fn micros(status: &PaceStatus) -> f64 {

@@ -435,7 +435,7 @@ fn simulated(
 ) -> anyhow::Result<PatternBed> {
     let machine = simulated_machine::machine(&options.device, &options.set);
     let (mut preset, seed) = machine.context("the device is not simulated")??;
-    if point.design.flag == MailboxFlag::InMessage && preset.write_order_bytes == 0.0 {
+    if point.design.flag == MailboxFlag::InMessage && preset.write_order_bytes == 0 {
         preset.set("nic.write_order", "1073741824")?;
     }
     let mut actors = ActorRegistry::new();

@@ -76,7 +76,6 @@ fn narrow() -> PacingConfig {
 }
 
 fn wide(timestamps: bool) -> PacingConfig {
-    let timestamps = f64::from(u8::from(timestamps));
     PacingConfig {
         timestamps,
         ..PacingConfig::default()

@@ -247,7 +247,7 @@ impl Results<'_> {
 
 /// Returns a setting's key and value; a whole number has no decimal point.
 fn number(setting: &Setting) -> (&'static str, Number) {
-    let value = setting.value();
+    let value = setting.value().as_f64();
     let whole = (value.fract() == 0.0).then_some(value as i64);
     let number = whole.map(Number::from).or_else(|| Number::from_f64(value));
     // A setting is within the bounds of its constant, so it is finite.

@@ -122,7 +122,7 @@ fn default_config(name: &DeviceName) -> PacingConfig {
     }
     // A timestamp of the software RNIC costs a clock read, as polling does.
     if name.kind() == "soft" {
-        config.timestamps = 0.0;
+        config.timestamps = false;
     }
     config
 }

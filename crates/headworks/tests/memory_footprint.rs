@@ -152,14 +152,14 @@ fn paced_requests_allocate_nothing_of_their_own() {
     /// Limit on how often queues of 64 entries double, all queues together.
     const GROWN: usize = 32;
     let limited = PacingConfig {
-        timestamps: 0.0,
+        timestamps: false,
         line_rate_gbps: 8.0,
-        slice_bytes: 256.0,
-        burst_bytes: 0.0,
+        slice_bytes: 256,
+        burst_bytes: 0,
         ..PacingConfig::default()
     };
     let free = PacingConfig {
-        timestamps: 0.0,
+        timestamps: false,
         ..PacingConfig::default()
     };
     for config in [free, limited] {

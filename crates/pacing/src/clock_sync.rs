@@ -36,7 +36,7 @@ impl ClockSync {
             return true;
         };
         let since = i128::from(now.nanos()) - last.host;
-        self.requests as f64 >= config.sync_every || since as f64 >= config.sync_ms * 1e6
+        self.requests >= config.sync_every || since >= i128::from(config.sync_ms * 1_000_000)
     }
 
     /// Records a reading of the device's clock that was taken between two readings of the host's clock.

@@ -21,7 +21,9 @@ impl Thresholds {
     /// states neither value. That β is above α only if init_α > init_β. The reversed sign is our reading;
     /// with it β starts at `init_beta`.
     pub fn of(config: &PacingConfig, active: u32) -> Self {
-        let steps = (f64::from(active) / config.qps_per_step).ceil().max(1.0);
+        let steps = (f64::from(active) / config.qps_per_step as f64)
+            .ceil()
+            .max(1.0);
         let raise_below = steps * config.init_alpha;
         Self {
             raise_below,

@@ -145,7 +145,7 @@ impl PacedDevice {
             channel: inner_channel.clone(),
             ..init.clone()
         })?;
-        let stamped = config.timestamps != 0.0;
+        let stamped = config.timestamps;
         // Half of the depth is for the completions that destroyed queue pairs leave behind.
         let wanted = init.depth.max(64).min(config.max_in_flight as u32);
         let limit = self.info.limits.max_cqe;

@@ -77,8 +77,8 @@ impl DelayAverage {
     /// Adds a sample and returns the new average, or `None` if the sample is left out as an outlier.
     pub fn sample(&mut self, delay: Duration, config: &PacingConfig) -> Option<Duration> {
         let nanos = delay.nanos() as f64;
-        let is_outlier = self.nanos > 0.0 && nanos > self.nanos * config.outlier_factor;
-        if is_outlier && f64::from(self.outliers) + 1.0 < config.outliers_in_row {
+        let is_outlier = self.nanos > 0.0 && nanos > self.nanos * config.outlier_factor as f64;
+        if is_outlier && u64::from(self.outliers) + 1 < config.outliers_in_row {
             self.outliers += 1;
             return None;
         }

@@ -145,8 +145,8 @@ impl PacedSq {
             calls: ProgramCalls::default(),
             is_plain: false,
             cut: SliceRule {
-                slice: config.slice_bytes as u64,
-                with_imm: config.slice_imm != 0.0,
+                slice: config.slice_bytes,
+                with_imm: config.slice_imm,
             },
             max_message,
             stamps,

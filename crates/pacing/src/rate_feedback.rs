@@ -193,7 +193,7 @@ impl RateFeedback {
                 // The completion has not lain in the queue for longer than the time since its doorbell, or
                 // since the queue was seen empty.
                 let since = self.empty.nanos().max(flying.doorbell);
-                let is_fresh = now.nanos().saturating_sub(since) as f64 <= self.config.fresh_ns;
+                let is_fresh = now.nanos().saturating_sub(since) <= self.config.fresh_ns;
                 is_fresh.then_some(now)
             }
         };
@@ -266,7 +266,7 @@ impl RateFeedback {
             return samples;
         }
         let change = std::mem::take(&mut self.change);
-        if change != 0 && self.config.window == 0.0 {
+        if change != 0 && !self.config.window {
             let now = now.get(self);
             member.share().change_rate(&self.config, change, now);
         }
@@ -299,7 +299,7 @@ impl RateFeedback {
     pub(crate) fn admits(&mut self, cost: u64, member: &ShareMember) -> bool {
         let known = self.bases.iter().filter(|base| base.nanos() > 0);
         let fits = match known.min() {
-            None => self.in_flight + cost <= self.config.burst_bytes as u64,
+            None => self.in_flight + cost <= self.config.burst_bytes,
             Some(base) => {
                 let window = controller::window(
                     &self.config,

@@ -474,7 +474,7 @@ const GENERATION_MASK: u64 = GENERATION_END - 1;
 const _: () = assert!(GENERATION_END == 1 << 48);
 
 fn hold(config: &PacingConfig) -> Duration {
-    Duration::from_nanos((config.hold_us * 1e3) as u64)
+    Duration::from_nanos(config.hold_us * 1_000)
 }
 
 /// Word that marks a block as owned by a row under this claim.

@@ -54,12 +54,12 @@ impl TokenBucket {
         if self.pay(cost) {
             return true;
         }
-        if member.idle_for(now).nanos() as f64 >= config.idle_ms * 1e6 {
+        if member.idle_for(now).nanos() >= config.idle_ms * 1_000_000 {
             member.start_again(config, now);
         }
         self.rate = member.share().rate(config);
-        let asked = (cost - cost.min(self.bytes)).max(config.quantum_bytes as u64) + self.owed;
-        let burst = config.burst_bytes as u64;
+        let asked = (cost - cost.min(self.bytes)).max(config.quantum_bytes) + self.owed;
+        let burst = config.burst_bytes;
         match member.book(asked, self.rate, burst, now, AHEAD) {
             Ok(due) => {
                 self.booked = asked - self.owed;

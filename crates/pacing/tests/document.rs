@@ -12,16 +12,14 @@ fn table() -> String {
     let mut text =
         "\n| constant | unit | may be | default | what |\n|---|---|---|---|---|\n".to_owned();
     for constant in CONSTANTS {
-        let whole = if constant.is_whole() { ", whole" } else { "" };
         // Writing to a string does not fail.
         let _ = writeln!(
             text,
-            "| `{}` | {} | {} to {}{whole} | {} | {} |",
+            "| `{}` | {} | {} | {} | {} |",
             constant.key,
             constant.unit,
-            constant.lowest,
-            constant.highest,
-            constant.default,
+            constant.range(),
+            constant.default(),
             constant.what,
         );
     }

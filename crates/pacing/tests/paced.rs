@@ -137,7 +137,6 @@ fn config() -> impl Strategy<Value = PacingConfig> {
     let rates = (select(vec![5_u32, 25, 100]), 0..4_000_u32);
     (sizes, bools, rates).prop_map(|(sizes, bools, rates)| {
         let (slice, burst, quantum, overhead, flying) = sizes;
-        let flag = |on: bool| f64::from(u8::from(on));
         PacingConfig {
             line_rate_gbps: rates.0.into(),
             base_delay_ns: rates.1.into(),
@@ -146,9 +145,9 @@ fn config() -> impl Strategy<Value = PacingConfig> {
             quantum_bytes: quantum.into(),
             overhead_bytes: overhead.into(),
             max_in_flight: flying.into(),
-            slice_imm: flag(bools.0),
-            timestamps: flag(bools.1),
-            sample_every: if bools.2 { 1.0 } else { 8.0 },
+            slice_imm: bools.0,
+            timestamps: bools.1,
+            sample_every: if bools.2 { 1 } else { 8 },
             // The steps are large enough to change the rate noticeably.
             dec_mbps: 2_000.0,
             inc_mbps: 1_000.0,
@@ -200,7 +199,7 @@ proptest! {
         others in 0..2_usize,
         ops in vec(op(), 1..60),
     ) {
-        let mut world = World::new(PacingConfig { window: 1.0, ..config }, others);
+        let mut world = World::new(PacingConfig { window: true, ..config }, others);
         for op in ops {
             happens(&mut world, op);
         }

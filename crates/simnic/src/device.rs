@@ -173,7 +173,7 @@ struct Pages(u32, u32);
 
 impl Pages {
     fn of(preset: &Preset) -> Self {
-        let power = |kib: f64| (kib as u64 * 1024).ilog2();
+        let power = |kib: u64| (kib * 1024).ilog2();
         Self(power(preset.page_kib), power(preset.huge_page_kib))
     }
 

@@ -305,19 +305,16 @@ impl Costs {
             ack: ns(preset.ack_ns),
             atomic: ns(preset.atomic_ns),
             wire: ns(2.0 * preset.propagation_ns + preset.switch_ns),
-            tlp: (preset.tlp_bytes as u64, (preset.tlp_payload as u64).ilog2()),
-            completion: (
-                preset.completion_bytes as u64,
-                (preset.completion_payload as u64).ilog2(),
-            ),
-            header: preset.header_bytes as u64,
-            reth: preset.reth_bytes as u64,
-            ack_time: Pipe::new(preset.link_gbps).time(preset.ack_bytes as u64),
+            tlp: (preset.tlp_bytes, preset.tlp_payload.ilog2()),
+            completion: (preset.completion_bytes, preset.completion_payload.ilog2()),
+            header: preset.header_bytes,
+            reth: preset.reth_bytes,
+            ack_time: Pipe::new(preset.link_gbps).time(preset.ack_bytes),
             ahead: Pipe::new(preset.link_gbps).time((preset.tx_buffer_kib * 1024.0) as u64)
                 + ns(preset.dma_read_ns)
                 + ns(preset.tx_latency_ns),
             burst: preset.burst_packets as u32,
-            blueflame: preset.blueflame_bytes as u64,
+            blueflame: preset.blueflame_bytes,
         }
     }
 }

@@ -63,7 +63,7 @@ fn the_page_states_roce_goodput_for_512_bytes() {
     let words: Vec<_> = text.split_whitespace().collect();
     let text = words.join(" ");
     let preset = Preset::named("cx6-100g").expect("a preset");
-    let carries = |headers: f64| preset.link_gbps * 512.0 / (512.0 + headers);
+    let carries = |headers: u64| preset.link_gbps * 512.0 / (512 + headers) as f64;
     let sends = carries(preset.header_bytes);
     let writes = carries(preset.header_bytes + preset.reth_bytes);
     let says = format!(

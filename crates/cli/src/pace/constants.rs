@@ -23,11 +23,6 @@ pub(crate) fn run(command: &Constants) -> anyhow::Result<()> {
     print(&in_text())
 }
 
-fn range(constant: &Constant) -> String {
-    let whole = if constant.is_whole() { ", whole" } else { "" };
-    format!("{} to {}{whole}", constant.lowest, constant.highest)
-}
-
 /// Text of one column for a constant.
 type Column = fn(&Constant) -> String;
 
@@ -39,8 +34,8 @@ fn in_text() -> String {
     let columns: [(&str, Column); 4] = [
         ("key", |constant| constant.key.to_owned()),
         ("unit", |constant| constant.unit.to_owned()),
-        ("default", |constant| constant.default.to_string()),
-        ("range", range),
+        ("default", |constant| constant.default().to_string()),
+        ("range", Constant::range),
     ];
     let mut text = "constants of pacing; a device's name changes them: soft:h1,pace_KEY=VALUE\n\
         other defaults: sim:PRESET has its own line rate, soft takes no timestamps\n\n"
@@ -66,7 +61,7 @@ fn in_json(constant: &Constant) -> Value {
         "what": constant.what,
         "lowest": constant.lowest,
         "highest": constant.highest,
-        "whole": constant.is_whole(),
-        "default": constant.default,
+        "whole": constant.kind.is_whole(),
+        "default": constant.default().as_f64(),
     })
 }

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use headworks::sim::{CONSTANTS, Constant, Preset};
+use headworks::sim::{CONSTANTS, Constant, Preset, Value as ConstantValue};
 use serde_json::{Map, Value, json};
 
 use crate::exit_status::{bad_input, print};
@@ -42,19 +42,9 @@ fn chosen(name: Option<&str>) -> anyhow::Result<Vec<Preset>> {
 }
 
 /// Returns the value of a constant in each preset.
-fn values(presets: &[Preset], constant: &Constant) -> Vec<f64> {
+fn values(presets: &[Preset], constant: &Constant) -> Vec<ConstantValue> {
     let of = |preset: &Preset| preset.value(constant.key);
     presets.iter().filter_map(of).collect()
-}
-
-/// Describes the range of a constant.
-fn bounds(constant: &Constant) -> String {
-    let (lowest, highest) = (constant.lowest, constant.highest);
-    match (constant.is_power(), constant.is_whole()) {
-        (true, _) => format!("{lowest} to {highest}, 2^n"),
-        (false, true) => format!("{lowest} to {highest}, whole"),
-        (false, false) => format!("{lowest} to {highest}"),
-    }
 }
 
 fn in_text(presets: &[Preset]) -> String {
@@ -67,7 +57,7 @@ fn in_text(presets: &[Preset]) -> String {
     };
     let (key, unit) = (width("key", |c| c.key), width("unit", |c| c.unit));
     let column = |preset: &Preset| preset.name.len().max("16777216".len());
-    let bounds = CONSTANTS.iter().map(bounds).collect::<Vec<_>>();
+    let bounds = CONSTANTS.iter().map(Constant::range).collect::<Vec<_>>();
     let bound = bounds.iter().map(String::len).max().unwrap_or(0);
     let mut text = "simulated machines and their constants; --set KEY=VALUE changes one\n\
         below each constant is its source; † was cited from memory\n\n"
@@ -92,7 +82,8 @@ fn in_text(presets: &[Preset]) -> String {
 fn in_json(presets: &[Preset]) -> Value {
     let constant = |constant: &Constant| {
         let names = presets.iter().map(|preset| preset.name.to_owned());
-        let values = values(presets, constant).into_iter().map(Value::from);
+        let values = values(presets, constant).into_iter();
+        let values = values.map(|value| Value::from(value.as_f64()));
         json!({
             "key": constant.key,
             "unit": constant.unit,
@@ -100,7 +91,7 @@ fn in_json(presets: &[Preset]) -> Value {
             "source": constant.source,
             "lowest": constant.lowest,
             "highest": constant.highest,
-            "whole": constant.is_whole(),
+            "whole": constant.kind.is_whole(),
             "values": names.zip(values).collect::<Map<_, _>>(),
         })
     };

@@ -261,8 +261,8 @@ fn key(design: Design) -> String {
 
 /// Bandwidth of payload that a link carries in WRITEs of `bytes`, in bytes per second: the most that a port can do.
 fn line_rate(preset: &Preset, bytes: f64) -> f64 {
-    let packets = (bytes / preset.mtu_bytes).ceil();
-    let wire = bytes + packets * preset.header_bytes + preset.reth_bytes;
+    let packets = (bytes / preset.mtu_bytes as f64).ceil();
+    let wire = bytes + packets * preset.header_bytes as f64 + preset.reth_bytes as f64;
     preset.link_gbps / 8.0 * 1e9 * bytes / wire
 }
 
@@ -372,7 +372,7 @@ fn bed(bench: &Bench<'_>, design: Design) -> Result<PatternBed, WorkloadError> {
         responder_hosts: RESPONDER_RNICS,
     };
     if let Some((mut preset, seed)) = machine(bench)? {
-        if design.flag == MailboxFlag::InMessage && preset.write_order_bytes == 0.0 {
+        if design.flag == MailboxFlag::InMessage && preset.write_order_bytes == 0 {
             let set = preset.set("nic.write_order", DECLARED_ORDER);
             set.map_err(|why| WorkloadError::at("nic.write_order", why))?;
         }

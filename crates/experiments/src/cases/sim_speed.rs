@@ -176,7 +176,7 @@ mod tests {
     #[test]
     fn caches_are_off_where_that_is_measured_and_on_elsewhere() {
         let preset = Preset::named("cx6-100g").unwrap();
-        let caches = |machine: &Preset| CACHES.map(|key| machine.value(key).unwrap());
+        let caches = |machine: &Preset| CACHES.map(|key| machine.value(key).unwrap().as_f64());
         let as_is = caches(&preset);
         assert!(as_is.iter().all(|size| *size > 0.0));
         for (point, sizes, misses) in [

@@ -214,7 +214,7 @@ pub fn calibrate(
     let (plain, config) = split(device)?;
     let config = config.unwrap_or_else(|| default_config(device));
     let (peer, _) = split(peer)?;
-    let is_stamped = config.timestamps != 0.0;
+    let is_stamped = config.timestamps;
     let near = ProbeEndpoint::new(&plain, is_stamped)?;
     let far = ProbeEndpoint::new(&peer, false)?;
     let clock: Clock = match is_simulated(device) {
@@ -346,7 +346,7 @@ impl LatencyProbe<'_> {
             None => Some(polled),
         };
         let delay = completed.and_then(|at| between(doorbell.nanos(), at));
-        let cost = u64::from(BYTES) + self.config.overhead_bytes as u64;
+        let cost = u64::from(BYTES) + self.config.overhead_bytes;
         let own = serialisation(cost, self.line_rate);
         let less = |delay: Duration| delay.nanos().saturating_sub(own.nanos()).max(1);
         Ok(delay.map(|delay| Duration::from_nanos(less(delay))))

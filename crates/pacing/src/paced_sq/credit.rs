@@ -38,8 +38,8 @@ impl Credit {
     ) -> Self {
         Self {
             line_rate: config.line_rate(),
-            overhead: config.overhead_bytes as u64,
-            limits_flight: config.window != 0.0,
+            overhead: config.overhead_bytes,
+            limits_flight: config.window,
             bucket: TokenBucket::default(),
             feedback,
             member,

@@ -1,5 +1,6 @@
 //! Publishes the name of a paced RNIC, and the constants of its thresholds, for observers.
 
+use headworks_constants::Value;
 use headworks_shm::primitive::Ordering;
 
 use super::{FIRST_ROW, NAME, PUBLISHED, SharedPacing};
@@ -24,7 +25,7 @@ impl SharedPacing {
     /// those of the last one.
     pub fn publish(&self, rnic: &str, config: &PacingConfig) {
         for (index, key) in KEYS.iter().enumerate().rev() {
-            let value = config.value(key).unwrap_or_default();
+            let value = config.value(key).map_or(0.0, Value::as_f64);
             let word = self.word(PUBLISHED + 8 * index);
             // The first constant is stored last: a reader that finds it finds the others.
             word.store(value.to_bits(), Ordering::Release);

@@ -37,10 +37,10 @@ struct Slice {
 impl Slice {
     /// The next slice after the first `done` bytes.
     fn of(config: &PacingConfig, request: &Request, done: u64) -> Self {
-        let (slice, len) = (config.slice_bytes as u64, request.len());
+        let (slice, len) = (config.slice_bytes, request.len());
         let cut = match request.op {
             SendOp::Write(_) | SendOp::Read(_) => len > slice,
-            SendOp::WriteImm(..) => len > slice && config.slice_imm != 0.0,
+            SendOp::WriteImm(..) => len > slice && config.slice_imm,
             _ => false,
         };
         let cut = cut && request.payload.is_ok();

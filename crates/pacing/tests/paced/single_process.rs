@@ -36,8 +36,8 @@ pub(crate) fn write(len: u32) -> Request {
 pub(crate) fn slow() -> PacingConfig {
     PacingConfig {
         line_rate_gbps: 5.0,
-        burst_bytes: 0.0,
-        quantum_bytes: 0.0,
+        burst_bytes: 0,
+        quantum_bytes: 0,
         ..PacingConfig::default()
     }
 }
@@ -45,8 +45,8 @@ pub(crate) fn slow() -> PacingConfig {
 #[test]
 fn an_idle_rnic_is_given_a_burst_in_the_call() {
     let config = PacingConfig {
-        burst_bytes: 16.0 * 1000.0,
-        overhead_bytes: 64.0,
+        burst_bytes: 16 * 1000,
+        overhead_bytes: 64,
         ..slow()
     };
     let mut world = World::new(config, 1);
@@ -70,8 +70,8 @@ fn an_idle_rnic_is_given_a_burst_in_the_call() {
 fn slices_of_one_request_do_not_refuse_another() {
     let config = PacingConfig {
         line_rate_gbps: 100.0,
-        slice_bytes: 256.0,
-        burst_bytes: 1e6,
+        slice_bytes: 256,
+        burst_bytes: 1_000_000,
         ..PacingConfig::default()
     };
     let mut world = World::new(config, 0);
@@ -91,7 +91,7 @@ fn slices_of_one_request_do_not_refuse_another() {
 #[test]
 fn queue_pairs_that_are_left_behind_do_not_take_all_that_may_be_in_flight() {
     let config = PacingConfig {
-        max_in_flight: 16.0,
+        max_in_flight: 16,
         ..slow()
     };
     let mut world = World::new(config, 0);
@@ -150,10 +150,10 @@ fn a_device_that_is_full_for_a_while_is_asked_again() {
 fn destroyed_queue_pairs_free_exactly_their_bytes_in_flight() {
     // 625 bytes a microsecond with a delay of three microseconds allow three requests of 500 bytes.
     let config = PacingConfig {
-        window: 1.0,
-        base_delay_ns: 1_000.0,
-        overhead_bytes: 64.0,
-        burst_bytes: 500.0,
+        window: true,
+        base_delay_ns: 1_000,
+        overhead_bytes: 64,
+        burst_bytes: 500,
         ..slow()
     };
     let mut world = World::new(config, 0);
@@ -249,7 +249,7 @@ fn settles(config: PacingConfig, slope: f64) -> (u64, u64) {
     for round in 0..14_000 {
         qp.post_send(&[write(64).wr(1)]).expect("posts");
         let rate = paced.status().rate_bytes_per_s;
-        let delay = config.base_delay_ns * (1.0 + slope * rate as f64);
+        let delay = config.base_delay_ns as f64 * (1.0 + slope * rate as f64);
         script.state().now += delay as u64;
         script.state().complete(qp.qpn().raw(), 1, Status::Success);
         let polled = cq.poll(&mut out).expect("polls");
@@ -266,7 +266,7 @@ fn settles(config: PacingConfig, slope: f64) -> (u64, u64) {
 
 #[test]
 fn every_request_is_a_sample_if_asked_for_also_within_a_chain() {
-    for (sample_every, chain, samples) in [(1.0, 1, 32), (1.0, 8, 32), (8.0, 1, 4), (8.0, 8, 4)] {
+    for (sample_every, chain, samples) in [(1, 1, 32), (1, 8, 32), (8, 1, 4), (8, 8, 4)] {
         let config = Arc::new(PacingConfig {
             sample_every,
             ..PacingConfig::default()
@@ -295,7 +295,7 @@ fn every_request_is_a_sample_if_asked_for_also_within_a_chain() {
 fn requests_that_beat_the_line_do_not_slow_the_others_down() {
     let config = Arc::new(PacingConfig {
         line_rate_gbps: 100.0,
-        sample_every: 1.0,
+        sample_every: 1,
         ..PacingConfig::default()
     });
     let script = Script::new(START);
@@ -318,10 +318,10 @@ fn requests_that_beat_the_line_do_not_slow_the_others_down() {
 #[test]
 fn the_rate_settles_where_delay_rises_with_it() {
     let config = PacingConfig {
-        base_delay_ns: 10_000.0,
+        base_delay_ns: 10_000,
         min_rate_gbps: 1.0,
-        sample_every: 1.0,
-        overhead_bytes: 0.0,
+        sample_every: 1,
+        overhead_bytes: 0,
         ..PacingConfig::default()
     };
     let step = config.inc().max(config.dec());
@@ -442,7 +442,7 @@ proptest! {
         };
         let expected = plain.posts(state, reads, &chains);
         drop(plain.script);
-        let at_once = Bench::paced(PacingConfig { burst_bytes: 1e9, ..PacingConfig::default() });
+        let at_once = Bench::paced(PacingConfig { burst_bytes: 1_000_000_000, ..PacingConfig::default() });
         prop_assert_eq!(&at_once.posts(state, reads, &chains), &expected);
         let late = Bench::paced(slow());
         // After this post nothing is due for a long time.

@@ -229,7 +229,7 @@ impl World {
                         Err(bytes) => bytes.len() as u64,
                     };
                     life.goes(&self.config, event);
-                    let cost = len + self.config.overhead_bytes as u64;
+                    let cost = len + self.config.overhead_bytes;
                     if !is_dead {
                         self.pays(cost, *at);
                     }
@@ -268,13 +268,13 @@ impl World {
     /// Checks that no credit comes from nothing, however many processes share it.
     fn pays(&mut self, cost: u64, at: u64) {
         self.given += cost;
-        if self.borrows || self.config.window != 0.0 {
+        if self.borrows || self.config.window {
             return;
         }
         let passed = u128::from(at - START) * u128::from(self.config.line_rate()) / 1_000_000_000;
         // The last credit may be as much as a thread takes at once, or as much as a request needs.
-        let last = self.largest.max(self.config.quantum_bytes as u64);
-        let due = passed + u128::from(self.config.burst_bytes as u64 + last);
+        let last = self.largest.max(self.config.quantum_bytes);
+        let due = passed + u128::from(self.config.burst_bytes + last);
         let given = self.given;
         assert!(u128::from(given) <= due + 1, "{given} of {due}");
     }
@@ -293,7 +293,7 @@ impl World {
         let first = self.lives[life].requests.len();
         for request in &chain {
             // A refused request counts too: what was paid for it is there for others.
-            let cost = request.len() + self.config.overhead_bytes as u64;
+            let cost = request.len() + self.config.overhead_bytes;
             self.largest = self.largest.max(cost);
         }
         let number = |index| (life as u64) << 32 | (first + index) as u64;

@@ -212,8 +212,8 @@ impl Counters {
 impl Host {
     pub(crate) fn new(number: u32, name: &str, preset: &Preset, seed: u64) -> io::Result<Self> {
         let mut random = Random::new(seed);
-        let mut cache = |entries: f64, ways: f64, policy, index| {
-            Cache::new(entries as u64, ways as usize, policy, index, random.bits())
+        let mut cache = |entries: u64, ways: u64, policy, index| {
+            Cache::new(entries, ways as usize, policy, index, random.bits())
         };
         // Queue pairs created in a row have consecutive contexts,
         // so low bits spread them evenly over the sets.
@@ -227,7 +227,7 @@ impl Host {
         let mtt = cache(preset.mtt_entries, preset.mtt_ways, recent, hashed);
         let mpt = cache(preset.mpt_entries, preset.mpt_ways, recent, hashed);
         // Rounded up, because zero entries mean an unlimited cache.
-        let room = (preset.wqe_kib * 1024.0 / preset.wqe_bytes).ceil();
+        let room = (preset.wqe_kib * 1024.0 / preset.wqe_bytes as f64).ceil() as u64;
         let requests = cache(room, preset.wqe_ways, recent, hashed);
         Ok(Self {
             name: name.to_owned(),

@@ -82,7 +82,7 @@ impl Model {
         let is_pushed = qp.wqe(from).is_some_and(|wqe| wqe.pushed);
         let state = &mut self.hosts[host];
         if !is_pushed && to > from {
-            let bytes = (to - from) * self.preset.wqe_bytes as u64;
+            let bytes = (to - from) * self.preset.wqe_bytes;
             state.dma_in.carry(now, self.cost.read(bytes));
         }
         if !state.requests.is_endless() {
