@@ -192,6 +192,8 @@ pub trait ContextBackend {
     fn charge(&mut self, _cost: Duration) {}
     /// See [`ActorContext::copied`].
     fn copied(&mut self, _bytes: u64) {}
+    /// See [`ActorContext::reads`] and [`ActorContext::writes`].
+    fn accesses(&mut self, _begin: *const u8, _len: usize, _writes: bool) {}
     /// See [`ActorContext::send`]; the length is within [`MAIL_MAX`].
     fn send(&mut self, to: &str, bytes: &[u8]) -> Result<(), MailError>;
     /// See [`ActorContext::receive`].
@@ -226,6 +228,19 @@ impl<'a> ActorContext<'a> {
     /// Charges for copying `bytes` bytes in a simulation; does nothing elsewhere.
     pub fn copied(&mut self, bytes: u64) {
         self.backend.copied(bytes);
+    }
+
+    /// Notes that this actor reads `len` bytes of memory from `begin` on. In a simulation that models the host's
+    /// cache, the actor waits for the lines of registered memory that are not cached; elsewhere nothing happens.
+    /// Nothing is read here, so any pointer is fine. The processor's own time is charged by
+    /// [`charge`](Self::charge) or [`copied`](Self::copied).
+    pub fn reads(&mut self, begin: *const u8, len: usize) {
+        self.backend.accesses(begin, len, false);
+    }
+
+    /// Notes that this actor writes `len` bytes of memory from `begin` on; otherwise as [`reads`](Self::reads).
+    pub fn writes(&mut self, begin: *const u8, len: usize) {
+        self.backend.accesses(begin, len, true);
     }
 
     /// Sends mail to another actor. Mail to an actor that has ended is discarded. Mail between two actors

@@ -66,10 +66,12 @@ pub enum FaultPoint {
     /// Bytes of a WRITE that arrives in several parts are placed. [`Verdict::Backwards`] reverses the parts.
     /// Rules are asked for each part with the number of the WRITE, so the verdict is the same for all parts.
     Placing,
+    /// A notification of congestion (CNP) leaves. [`Verdict::Refuse`] loses it.
+    Notification,
 }
 
 /// Number of fault points.
-const FAULT_POINTS: usize = 7;
+const FAULT_POINTS: usize = 8;
 
 /// An event and its facts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

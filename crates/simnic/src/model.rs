@@ -362,6 +362,11 @@ impl Model {
         let number = self.hosts.len() as u32;
         self.hosts
             .push(Host::new(number, name, &self.preset, seed)?);
+        if let Some(constants) = &self.receiving {
+            let random = Random::of(seed, &[number.into()]);
+            let side = ReceivingSide::new(**constants, 1, random);
+            self.hosts[number as usize].receiving = Some(Box::new(side));
+        }
         self.trace_host(number);
         self.set_clock(number);
         Ok(number)

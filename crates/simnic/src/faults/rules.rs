@@ -48,6 +48,26 @@ pub fn lose_acknowledges(times: u64) -> impl Rule {
     })
 }
 
+/// Loses one notification of congestion in `times`.
+pub fn lose_notifications(times: u64) -> impl Rule {
+    from_fn(move |event, random| {
+        (event.point == FaultPoint::Notification && random.once_in(times))
+            .then_some(Verdict::Refuse)
+    })
+}
+
+/// Pauses a host's link for `span` from `from` on, as PFC does: packets to the host arrive after that, and those
+/// behind them later.
+pub fn pause_link(host: &str, from: Instant, span: Duration) -> impl Rule + use<> {
+    let host = host.to_owned();
+    from_fn(move |event, _| {
+        let is_paused = event.point == FaultPoint::Packets
+            && event.to == host
+            && (from..from + span).contains(&event.arrives);
+        is_paused.then(|| Verdict::WaitFor((from + span).since(event.arrives)))
+    })
+}
+
 /// Delays one packet in `times` by up to `by_most`, and lets packets that leave later overtake it.
 pub fn reorder(times: u64, by_most: Duration) -> impl Rule {
     from_fn(move |event, random| {

@@ -73,6 +73,14 @@ impl Model {
         self.faults.is_some() && self.judge(FaultPoint::Receive, host, "", self.now).refuses
     }
 
+    /// Whether a rule loses a notification that leaves a host.
+    pub(super) fn is_notification_lost(&mut self, host: u32) -> bool {
+        self.faults.is_some()
+            && self
+                .judge(FaultPoint::Notification, host, "", self.now)
+                .refuses
+    }
+
     /// Returns the time until which a rule stalls an actor whose step is due `at`.
     pub(crate) fn stall_end(&mut self, host: u32, role: &str, at: Ps) -> Option<Ps> {
         let span = self.judge(FaultPoint::Step, host, role, at).waits?;

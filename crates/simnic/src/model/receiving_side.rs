@@ -4,8 +4,10 @@
 use super::{Event, Model, QpRef};
 use crate::congestion::dcqcn::{Dcqcn, DcqcnConstants};
 use crate::congestion::switch_port::{SwitchConstants, SwitchPort};
-use crate::hardware_units::{NS, Pipe, Ps};
+use crate::hardware_units::{NS, Pipe, Ps, ns};
+use crate::preset::Preset;
 use crate::random::Random;
+use crate::receiving_host::memory_bandwidth::MemoryConstants;
 use crate::receiving_host::{BufferVerdict, HostConstants, HostCounters, ReceivingHost};
 
 /// Constants of hosts that receive, and of congestion.
@@ -23,8 +25,55 @@ pub(crate) struct ReceivingConstants {
 
 impl ReceivingConstants {
     /// Returns the constants of a preset; `None` if it leaves all of this out.
-    pub(crate) fn of(_preset: &crate::preset::Preset) -> Option<Self> {
-        None
+    pub(crate) fn of(preset: &Preset) -> Option<Self> {
+        let has_queues = preset.switch_buffer_kib + preset.switch_mark_all_kib > 0.0;
+        if preset.host_cache_kib == 0 && preset.rx_buffer_kib == 0.0 && !has_queues {
+            return None;
+        }
+        let bytes = |kib: f64| (kib * 1024.0) as u64;
+        let gb = |gb_per_s: f64| gb_per_s * 1e-3;
+        let micros = |span: f64| (span * 1000.0 * NS as f64) as Ps;
+        let megabits = |rate: f64| rate * 1e6 / 8.0 * 1e-12;
+        let line_rate = megabits(preset.link_gbps * 1000.0);
+        Some(Self {
+            host: HostConstants {
+                cache: preset.host_cache_kib * 1024,
+                dma_ways: preset.host_dma_kib * 1024,
+                is_isolated: preset.host_isolated,
+                memory: MemoryConstants {
+                    bandwidth: gb(preset.host_memory),
+                    rnic_share: preset.host_rnic_share / 100.0,
+                },
+                posted_lines: preset.host_posted_lines,
+                posted_time: ns(preset.host_posted_ns),
+                line_time: ns(preset.host_line_ns),
+                loaded_line_time: ns(preset.host_loaded_ns),
+                core_lines: preset.host_core_lines,
+                buffer: bytes(preset.rx_buffer_kib),
+                pause_at: bytes(preset.rx_pause_kib),
+                resume_at: bytes(preset.rx_resume_kib),
+                notify_at: bytes(preset.rx_notify_kib),
+            },
+            switch: SwitchConstants {
+                capacity: bytes(preset.switch_buffer_kib),
+                pause_at: bytes(preset.switch_pause_kib),
+                resume_at: bytes(preset.switch_resume_kib),
+                mark_from: bytes(preset.switch_mark_kib),
+                mark_all_from: bytes(preset.switch_mark_all_kib),
+                mark_share: preset.switch_mark_share / 100.0,
+            },
+            dcqcn: preset.dcqcn.then(|| DcqcnConstants {
+                line_rate,
+                lowest_rate: megabits(preset.dcqcn_lowest_mbps).min(line_rate),
+                gain: preset.dcqcn_gain / 256.0,
+                alpha_time: micros(preset.dcqcn_alpha_us),
+                rise_time: micros(preset.dcqcn_rise_us),
+                rise_bytes: (preset.dcqcn_rise_mb * 1e6) as u64,
+                step: megabits(preset.dcqcn_step_mbps),
+            }),
+            notify_time: micros(preset.dcqcn_notify_us),
+            antagonist: gb(preset.host_antagonist),
+        })
     }
 }
 
@@ -150,9 +199,12 @@ impl Model {
             return;
         };
         qp.may_notify_at = now + notify_time;
-        let receiver = qp.host as usize;
-        if let Some(side) = self.hosts[receiver].receiving.as_deref_mut() {
+        let receiver = qp.host;
+        if let Some(side) = self.hosts[receiver as usize].receiving.as_deref_mut() {
             side.host.counters.notifications_sent += 1;
+        }
+        if self.is_notification_lost(receiver) {
+            return;
         }
         self.event_queue
             .put(now + ack + wire, Event::Notification { qp: from });
@@ -210,15 +262,6 @@ impl Model {
             side.host.forget((place, len));
         }
         Some(removed)
-    }
-
-    /// Sets the bandwidth that an antagonist would use alone on a host, in bytes a second.
-    pub(crate) fn set_antagonist(&mut self, host: u32, bytes_per_s: f64) {
-        let now = self.time().max(self.now);
-        if let Some(side) = self.hosts[host as usize].receiving.as_deref_mut() {
-            side.host
-                .set_antagonist(now, bytes_per_s / (1000.0 * NS as f64 * 1e6));
-        }
     }
 }
 

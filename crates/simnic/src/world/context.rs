@@ -44,6 +44,17 @@ impl ContextBackend for SimContext<'_> {
         self.work(ns(nanos));
     }
 
+    fn accesses(&mut self, begin: *const u8, len: usize, writes: bool) {
+        let host = self.scenario.actors[self.index].host;
+        let mut model = self.scenario.model.lock();
+        let span = (begin.addr() as u64, len as u64);
+        let waits = model.access_time(host, span, writes);
+        drop(model);
+        if waits > 0 {
+            self.work(waits);
+        }
+    }
+
     fn send(&mut self, to: &str, bytes: &[u8]) -> Result<(), MailError> {
         let actors = &self.scenario.actors;
         let there = actors.iter().position(|scheduled| scheduled.role == to);
