@@ -40,15 +40,20 @@ impl<W> LeaderFollowers<W> {
         *self.leader.get_or_insert(number) == number
     }
 
-    /// Removes a thread that sleeps no more. If there is no leader now, returns the thread to wake: it takes
-    /// over, or leaves too. That holds even if the leaving thread was not the leader: it may have been woken
-    /// to take over, and have given up.
-    #[must_use]
-    pub(super) fn leave(&mut self, number: u64) -> Option<&W> {
+    /// Removes a thread that sleeps no more. If there is no leader now, wakes the next thread: it takes over, or leaves
+    /// too. That holds even if the leaving thread was not the leader: it may have been woken to take over, and have
+    /// given up.
+    ///
+    /// `wake` is called before the lock is released. A thread that has become the leader meanwhile must not be woken as a
+    /// follower: that would disarm what the daemon wakes it by.
+    pub(super) fn leave(&mut self, number: u64, wake: impl FnOnce(&W)) {
         self.asleep.retain(|sleeper| sleeper.number != number);
         self.leader.take_if(|leader| *leader == number);
-        let next = self.asleep.first().filter(|_| self.leader.is_none());
-        next.map(|sleeper| &sleeper.wake)
+        if self.leader.is_none()
+            && let Some(next) = self.asleep.first()
+        {
+            wake(&next.wake);
+        }
     }
 
     /// Iterates over all threads: whether it is the leader, what it sleeps on, and what wakes it.
@@ -66,7 +71,7 @@ mod tests {
 
     use super::LeaderFollowers;
 
-    /// The next action of a thread. Each is done under the lock, except the wake-up, which takes none.
+    /// The next action of a thread. Each is done under the lock.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
     enum At {
         Outside,
@@ -81,6 +86,8 @@ mod tests {
         waiters: LeaderFollowers<usize>,
         at: Vec<At>,
         is_woken: Vec<bool>,
+        /// Whether the daemon wakes the thread when there is news.
+        is_armed: Vec<bool>,
     }
 
     impl Threads {
@@ -92,6 +99,7 @@ mod tests {
                 At::Outside => At::Looks(next.waiters.enter(None, own)),
                 At::Looks(number) => {
                     next.waiters.is_leader(number);
+                    next.is_armed[own] = true;
                     At::Sleeps(number)
                 }
                 At::Sleeps(number) if self.is_woken[own] => {
@@ -99,9 +107,11 @@ mod tests {
                     At::Looks(number)
                 }
                 At::Leaves(number) => {
-                    if let Some(&other) = next.waiters.leave(number) {
-                        next.is_woken[other] = true;
-                    }
+                    let (is_woken, is_armed) = (&mut next.is_woken, &mut next.is_armed);
+                    // A leader sleeps elsewhere, so it would be disarmed and not woken.
+                    next.waiters.leave(number, |&other| {
+                        (is_woken[other], is_armed[other]) = (true, false);
+                    });
                     At::Gone
                 }
                 At::Sleeps(_) | At::Gone => return None,
@@ -127,6 +137,7 @@ mod tests {
             waiters: LeaderFollowers::new(),
             at: vec![At::Outside; all],
             is_woken: vec![false; all],
+            is_armed: vec![false; all],
         };
         let (mut seen, mut open) = (HashSet::from([begin.clone()]), vec![begin]);
         let mut rests = 0;
@@ -139,6 +150,13 @@ mod tests {
                 });
                 numbers.collect::<Vec<_>>()
             };
+            for (own, at) in threads.at.iter().enumerate() {
+                let is_heard = threads.is_armed[own] || threads.is_woken[own];
+                assert!(
+                    is_heard || !matches!(at, At::Sleeps(_)),
+                    "the daemon cannot wake thread {own}: {threads:?}"
+                );
+            }
             if steps().next().is_none() && !sleeping().is_empty() {
                 rests += 1;
                 let leader = threads.waiters.leader;

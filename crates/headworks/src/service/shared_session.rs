@@ -67,6 +67,7 @@ enum Waker {
 }
 
 impl Waker {
+    /// Wakes a thread that is not the leader. Call it with the session locked: the leader's event count must stay armed.
     fn wake(&self) {
         match self {
             Self::EventCount(event_count) => {
@@ -502,12 +503,7 @@ impl SharedSession {
         let number = state.waiters.enter(on, waker.clone());
         drop(state);
         let waited = self.sleep(&waker, number, deadline, look);
-        let mut state = self.lock()?;
-        let next = state.waiters.leave(number).cloned();
-        drop(state);
-        if let Some(next) = next {
-            next.wake();
-        }
+        self.lock()?.waiters.leave(number, Waker::wake);
         waited
     }
 
