@@ -13,9 +13,11 @@ fn table() -> String {
         .into_iter()
         .filter_map(Preset::named)
         .collect();
-    let mut text = "\n| constant | unit | cx3-40g | cx5-100g | cx6-100g | what | source |\n\
-        |---|---|---|---|---|---|---|\n"
-        .to_owned();
+    let mut text = format!(
+        "\n| constant | unit | {} | what | source |\n|---|---|{}---|---|\n",
+        Preset::NAMES.join(" | "),
+        "---|".repeat(presets.len()),
+    );
     for constant in CONSTANTS {
         let values = presets
             .iter()
@@ -43,7 +45,14 @@ fn page() -> (std::path::PathBuf, String) {
 
 #[test]
 fn the_constants_in_the_documentation_are_those_of_the_code() {
-    assert_eq!(Preset::NAMES, ["cx3-40g", "cx5-100g", "cx6-100g"]);
+    let names = [
+        "cx3-40g",
+        "cx5-100g",
+        "cx6-100g",
+        "cx4lx-2x25g",
+        "cx6dx-2x100g",
+    ];
+    assert_eq!(Preset::NAMES, names);
     let (path, text) = page();
     let (prose, there) = text.split_once(MARK).expect("the mark");
     if std::env::var_os("HEADWORKS_WRITE_TABLE").is_some() {

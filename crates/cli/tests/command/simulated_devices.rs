@@ -4,6 +4,15 @@ use std::process::Stdio;
 
 use crate::test_env::{CommandProcess, TestEnv};
 
+/// Names of the presets, in the order of their columns.
+const PRESETS: [&str; 5] = [
+    "cx3-40g",
+    "cx5-100g",
+    "cx6-100g",
+    "cx4lx-2x25g",
+    "cx6dx-2x100g",
+];
+
 /// Runs the program, which must succeed, and returns its standard output.
 fn printed(fabric: &TestEnv, args: &[&str]) -> String {
     let output = fabric.headworks(args).stdout(Stdio::piped()).output();
@@ -19,7 +28,7 @@ fn preset_constants_are_printed_in_aligned_columns() {
     assert!(text.starts_with("simulated "), "{text}");
     let mut rows = text.lines().filter(|line| !line.starts_with(' ')).skip(2);
     let head = rows.find(|line| line.starts_with("key ")).expect("a head");
-    let ends: Vec<_> = ["cx3-40g", "cx5-100g", "cx6-100g"]
+    let ends: Vec<_> = PRESETS
         .iter()
         .map(|name| head.find(name).expect("a column") + name.len())
         .collect();
@@ -35,8 +44,11 @@ fn preset_constants_are_printed_in_aligned_columns() {
     assert!(count > 40, "{count} constants");
     let icm = text.lines().find(|line| line.starts_with("nic.icm "));
     let words: Vec<_> = icm.expect("a row").split_whitespace().collect();
-    assert_eq!(words[..5], ["nic.icm", "entries", "400", "2048", "2048"]);
-    assert_eq!(words[5..9], ["0", "to", "16777216,", "whole"]);
+    assert_eq!(
+        words[..7],
+        ["nic.icm", "entries", "400", "2048", "2048", "2048", "2048"]
+    );
+    assert_eq!(words[7..11], ["0", "to", "16777216,", "whole"]);
     for (key, bounds) in [
         ("link.rate ", "  0.1 to 10000  "),
         ("pcie.payload ", " to 4096, 2^n "),
@@ -65,12 +77,12 @@ fn the_constants_are_there_for_programs() {
         }
         let lowest = constant["lowest"].as_f64().expect("a number");
         let highest = constant["highest"].as_f64().expect("a number");
-        for name in ["cx3-40g", "cx5-100g", "cx6-100g"] {
+        for name in PRESETS {
             let value = constant["values"][name].as_f64().expect("a number");
             assert!((lowest..=highest).contains(&value), "{constant}");
         }
     }
-    assert_eq!(all["presets"].as_array().map(Vec::len), Some(3));
+    assert_eq!(all["presets"].as_array().map(Vec::len), Some(PRESETS.len()));
     fabric.is_clean();
 }
 
@@ -127,7 +139,7 @@ fn a_bad_simulated_name_lists_presets_and_legal_options() {
     let fabric = TestEnv::new();
     let host = "host=NAME, 1 to 64 of [A-Za-z0-9._-]";
     let seed = "seed=N, a number from 0 to 18446744073709551615";
-    let there = "presets are cx3-40g, cx5-100g, cx6-100g";
+    let there = "presets are cx3-40g, cx5-100g, cx6-100g, cx4lx-2x25g, cx6dx-2x100g";
     let long = format!("sim,host={}", "a".repeat(300));
     for (device, legal) in [
         ("sim:cx9", there),
@@ -199,7 +211,7 @@ fn a_wrong_preset_or_constant_is_one_line() {
     for (args, says) in [
         (
             vec!["sim", "presets", "cx9"],
-            "there are cx3-40g, cx5-100g, cx6-100g",
+            "there are cx3-40g, cx5-100g, cx6-100g, cx4lx-2x25g, cx6dx-2x100g",
         ),
         (
             [&on_sim[..], &["--set", "nic.magic=1"]].concat(),
