@@ -135,6 +135,8 @@ pub(crate) struct Piece {
     pub(crate) packets: u16,
     pub(crate) kind: PieceKind,
     pub(crate) last: bool,
+    /// Index of the port that it leaves by, and of the port that it arrives at.
+    pub(crate) port: u8,
     /// Time at which it had passed the receiving unit.
     pub(crate) received: Ps,
 }
@@ -364,7 +366,11 @@ impl Model {
             .push(Host::new(number, name, &self.preset, seed)?);
         if let Some(constants) = &self.receiving {
             let random = Random::of(seed, &[number.into()]);
-            let side = ReceivingSide::new(**constants, 1, random);
+            let side = ReceivingSide::new(
+                **constants,
+                self.hosts[number as usize].ports.count(),
+                random,
+            );
             self.hosts[number as usize].receiving = Some(Box::new(side));
         }
         self.trace_host(number);
@@ -531,6 +537,7 @@ impl Model {
         host.contexts += 1;
         qp.context = host.contexts;
         qp.unit = host.contexts as usize % host.tx.len();
+        qp.port = ((host.contexts - 1) % host.ports.count() as u64) as u8;
         slot.1 = Some(qp);
         Some(index)
     }

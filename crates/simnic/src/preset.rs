@@ -8,6 +8,9 @@ pub use headworks_constants::{Constant, Kind, SetError, Value};
 /// A constant of the model and a legal value for it: `key=value`.
 pub type Setting = headworks_constants::Setting<Preset>;
 
+/// Largest number of ports of a host (`link.ports`).
+pub(crate) const PORTS_MAX: usize = 8;
+
 /// All constants, in the order of the documentation.
 pub const CONSTANTS: &[Constant] = Preset::CONSTANTS;
 
@@ -128,12 +131,14 @@ headworks_constants::constants! {
         "perftest, `ibv_devinfo -v`: 16 on cx3, cx5 and cx6; cx4lx and cx6dx: assumed the same";
     max_inline as "nic.max_inline": whole "B" 0..4096 [220, 220, 220, 220, 220] "Longest inline payload"
         "perftest's own default for WRITEs; drivers allow up to about 1 KB";
-    tx_buffer_kib as "nic.tx_buffer": number "KiB" 1..65536 [64, 128, 128, 32, 128] "Buffer on the chip for bytes that wait for the link"
+    tx_buffer_kib as "nic.tx_buffer": number "KiB" 1..65536 [64, 128, 128, 32, 128] "Buffer on the chip for bytes that wait for a link"
         "Assumed: about 10 µs of the link";
     burst_packets as "nic.burst": whole "packets" 1..1024 [4, 4, 4, 4, 4] "Packets of a message that are sent before another queue pair's turn"
         "Assumed";
-    link_gbps as "link.rate": number "Gbit/s" 0.1..10000 [40, 100, 100, 25, 100] "Rate of the link"
+    link_gbps as "link.rate": number "Gbit/s" 0.1..10000 [40, 100, 100, 25, 100] "Rate of a link in one direction"
         "RaaS VI (40 Gbit/s), RB² V-A (EDR), Weir V-A (100 Gbit/s); cx4lx and cx6dx: the cards of their names";
+    ports as "link.ports": whole "ports" 1..8 [1, 1, 1, 2, 2] "Ports of a host, each with a link in each direction; queue pairs use them in turn"
+        "The papers use one port of each RNIC; cx4lx and cx6dx: the cards of their names";
     header_bytes as "link.header": whole "B" 0..1000 [94, 26, 82, 82, 82] "Headers and gaps of a packet"
         "InfiniBand specification, volume 1, and its annex A17: cx3 is RoCE version 1 with Ethernet's preamble and gap, cx5 InfiniBand, cx4lx, cx6 and cx6dx RoCE version 2 with preamble and gap";
     reth_bytes as "link.reth": whole "B" 0..1000 [16, 16, 16, 16, 16] "Additional header of the first packet of a WRITE or READ"
@@ -206,9 +211,29 @@ headworks_constants::constants! {
         "Assumed; drivers allow less";
 }
 
+impl Preset {
+    /// Returns the rate of all links of a host in one direction, in Gbit/s.
+    pub fn all_links_gbps(&self) -> f64 {
+        self.link_gbps * self.ports as f64
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn names_of_presets_with_several_ports_say_so() {
+        for name in Preset::NAMES {
+            let preset = Preset::named(name).expect("a preset");
+            let ports = if name.contains("-2x") { 2 } else { 1 };
+            assert_eq!(preset.ports, ports, "{name}");
+            let rate = format!("{}g", preset.link_gbps);
+            assert!(name.ends_with(&rate), "{name}");
+        }
+        let ports = Preset::constant("link.ports").expect("a constant");
+        assert_eq!(ports.highest, PORTS_MAX as f64, "every port has a name");
+    }
 
     #[test]
     fn constants_are_set_by_key_and_within_bounds() {

@@ -4,7 +4,6 @@
 //! instant events: one for doorbells, misses and retransmissions, and one for completions. Spans of one track
 //! follow each other or nest; they never overlap in part. All times are virtual and all spans simulated. The
 //! same seed and program write the same bytes.
-//! same bytes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Write};
@@ -41,8 +40,9 @@ pub(crate) enum Track {
     Events,
     Tx(u32),
     DmaRead,
-    LinkOut,
-    LinkIn,
+    /// A link; the number of its port if the host has several.
+    LinkOut(Option<u32>),
+    LinkIn(Option<u32>),
     Rx(u32),
     DmaWrite,
     Completions,
@@ -277,8 +277,8 @@ impl Track {
             Self::Events => (3, 0),
             Self::Tx(unit) => (4, unit),
             Self::DmaRead => (5, 0),
-            Self::LinkOut => (6, 0),
-            Self::LinkIn => (7, 0),
+            Self::LinkOut(port) => (6, port.unwrap_or(0)),
+            Self::LinkIn(port) => (7, port.unwrap_or(0)),
             Self::Rx(unit) => (8, unit),
             Self::DmaWrite => (9, 0),
             Self::Completions => (10, 0),
@@ -293,8 +293,10 @@ impl Track {
             Self::Events => "doorbells and misses".to_owned(),
             Self::Tx(unit) => format!("tx unit {unit}"),
             Self::DmaRead => "DMA read".to_owned(),
-            Self::LinkOut => "link out".to_owned(),
-            Self::LinkIn => "link in".to_owned(),
+            Self::LinkOut(None) => "link out".to_owned(),
+            Self::LinkOut(Some(port)) => format!("link out {port}"),
+            Self::LinkIn(None) => "link in".to_owned(),
+            Self::LinkIn(Some(port)) => format!("link in {port}"),
             Self::Rx(unit) => format!("rx unit {unit}"),
             Self::DmaWrite => "DMA write".to_owned(),
             Self::Completions => "completions".to_owned(),
@@ -359,7 +361,7 @@ mod tests {
         let first = tracer.host(tracer.begin(), "a");
         for span in [(7, 8), (3, 4), (3, 9), (5, 6)] {
             let label = TraceLabel::Count("x", span.0 * 10 + span.1);
-            tracer.span(first, Track::LinkIn, span, label);
+            tracer.span(first, Track::LinkIn(None), span, label);
         }
         let text = text(&tracer);
         let counts = text.split("\"count\":").skip(1);

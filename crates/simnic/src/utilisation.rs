@@ -45,6 +45,7 @@ pub struct HostUsage {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnitUsage {
     /// Their name: `tx units`, `rx units`, `DMA read`, `DMA write`, `link out`, `link in`.
+    /// If the host has several ports, each has rows of its own: `link out 0`, `link in 0`, `link out 1`, ….
     pub what: &'static str,
     /// Time that each of them was busy, in picoseconds. Work counts
     /// from when it was assigned, though its end may lie ahead.

@@ -190,7 +190,12 @@ impl Actor for WriterPair {
 
 /// Creates a world whose actor `both` does this job, on machines with these settings.
 fn world(job: Job, settings: &[&str]) -> SimWorld {
-    let mut machine = Preset::named("cx5-100g").expect("a preset");
+    world_of("cx5-100g", job, settings)
+}
+
+/// Creates a world as [`world`] does, of machines of a preset.
+fn world_of(preset: &str, job: Job, settings: &[&str]) -> SimWorld {
+    let mut machine = Preset::named(preset).expect("a preset");
     for setting in settings {
         machine.apply(&setting.parse().expect("a setting"));
     }
@@ -312,6 +317,12 @@ fn read(text: &str) -> ParsedTrace {
 
 #[test]
 fn a_trace_has_named_tracks_and_properly_nested_spans() {
+    for ports in ["link.ports=1", "link.ports=2"] {
+        check_trace(&["nic.icm=16", ports]);
+    }
+}
+
+fn check_trace(settings: &[&str]) {
     let job = Job {
         qps: 64,
         depth: 64,
@@ -321,7 +332,7 @@ fn a_trace_has_named_tracks_and_properly_nested_spans() {
         ..SMALL
     };
     let tracer = Tracer::new(headworks_simnic::trace::TRACE_ENTRIES_MAX);
-    let world = world(job, &["nic.icm=16"]).traced(tracer.clone());
+    let world = world(job, settings).traced(tracer.clone());
     let over = play(&world);
     assert_eq!(tracer.notice(), None);
     let shown = read(&text(&tracer));
@@ -477,4 +488,73 @@ fn a_running_scenario_reports_its_counts_so_far() {
     assert_eq!(sending(&between), sending(&looks[1]) - sending(&looks[0]));
     world_scenarios::finish(running);
     assert_eq!(sent(&usage(&usage_monitor)), 3000);
+}
+
+/// Returns the bytes that links called `what` carried on host `a` (0) or `b` (1), for each port.
+fn carried(usage: &Usage, host: usize, what: &str) -> Vec<u64> {
+    let links = usage.hosts[host].units.iter();
+    let links = links.filter(|group| group.what.starts_with(what));
+    links.map(|group| group.bytes).collect()
+}
+
+#[test]
+fn two_queue_pairs_fill_two_ports_and_one_fills_only_one() {
+    for (preset, link_gbps) in [("cx6dx-2x100g", 100.0), ("cx4lx-2x25g", 25.0)] {
+        for (qps, read) in [(1, false), (2, false), (3, false), (1, true), (2, true)] {
+            let job = Job {
+                read,
+                qps,
+                depth: 16 * u64::from(qps),
+                len: 65536,
+                requests: 1200,
+                ..SMALL
+            };
+            let world = world_of(preset, job, &[]);
+            let over = play(&world);
+            let gbps = job.requests as f64 * f64::from(job.len) * 8_000.0 / over as f64;
+            let links = f64::from(qps.min(2));
+            let share = gbps / (links * link_gbps);
+            // Three queue pairs do the same work, so the port with one of them is idle for half of the time.
+            let expected = if qps == 3 { 0.65..0.8 } else { 0.9..1.0 };
+            assert!(
+                expected.contains(&share),
+                "{preset}, {qps} queue pairs, read: {read}: {gbps} Gbit/s"
+            );
+            let usage = usage(&world.usage_monitor());
+            let (sender, receiver) = if read { (1, 0) } else { (0, 1) };
+            let out = carried(&usage, sender, "link out ");
+            let total: u64 = out.iter().sum();
+            assert_eq!(out.len(), 2);
+            let first = [1.0, 0.5, 2.0 / 3.0][qps as usize - 1];
+            let found = out[0] as f64 / total as f64;
+            assert!((found - first).abs() < 0.01, "{preset}, {qps}: {out:?}");
+            // The switch of a port connects it with the other host's port of the same index.
+            let arrived = carried(&usage, receiver, "link in ");
+            for (sent, arrived) in out.iter().zip(&arrived) {
+                assert!(
+                    arrived <= sent && *sent - *arrived <= sent / 100,
+                    "{out:?}, {arrived:?}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn links_are_named_by_port_only_on_hosts_with_several() {
+    let names = |settings: &[&str]| {
+        let world = world(SMALL, settings);
+        play(&world);
+        let units = &usage(&world.usage_monitor()).hosts[0].units;
+        let names = units.iter().map(|group| group.what);
+        names
+            .filter(|name| name.starts_with("link"))
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(names(&[]), ["link out", "link in"]);
+    assert_eq!(
+        names(&["link.ports=2"]),
+        ["link out 0", "link out 1", "link in 0", "link in 1"]
+    );
+    assert_eq!(names(&["link.ports=8"]).len(), 16);
 }

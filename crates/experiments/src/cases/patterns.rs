@@ -259,11 +259,11 @@ fn key(design: Design) -> String {
         .to_owned()
 }
 
-/// Bandwidth of payload that a link carries in WRITEs of `bytes`, in bytes per second: the most that a port can do.
+/// Bandwidth of payload that the links of a host carry in WRITEs of `bytes`, in bytes per second.
 fn line_rate(preset: &Preset, bytes: f64) -> f64 {
     let packets = (bytes / preset.mtu_bytes as f64).ceil();
     let wire = bytes + packets * preset.header_bytes as f64 + preset.reth_bytes as f64;
-    preset.link_gbps / 8.0 * 1e9 * bytes / wire
+    preset.all_links_gbps() / 8.0 * 1e9 * bytes / wire
 }
 
 /// Measures `points`. Where a design relies on the order of a WRITE's bytes, the simulated RNICs declare it.

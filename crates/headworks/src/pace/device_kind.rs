@@ -7,11 +7,11 @@ pub(super) fn is_simulated(name: &DeviceName) -> bool {
     name.kind() == "sim"
 }
 
-/// Returns the rate of the link of the simulated device called `name`; `None` if there is no such device.
+/// Returns the rate of all links of the simulated device called `name`; `None` if there is no such device.
 pub(super) fn simulated_link_gbps(name: &DeviceName) -> Option<f64> {
     #[cfg(feature = "sim")]
     if let Ok((preset, _)) = headworks_simnic::provider::machine(name) {
-        return Some(preset.link_gbps);
+        return Some(preset.all_links_gbps());
     }
     let _ = name;
     None

@@ -88,7 +88,7 @@ fn up_to(most: Duration, random: &mut Random) -> Duration {
     Duration::from_nanos(random.within(1, most.nanos().max(1)))
 }
 
-/// Takes a host's link down for `span` from `from` on. Packets that are on the link then are lost.
+/// Takes all links of a host down for `span` from `from` on. Packets that are on a link then are lost.
 pub fn link_down(host: &str, from: Instant, span: Duration) -> impl Rule + use<> {
     let host = host.to_owned();
     from_fn(move |event, _| {

@@ -104,7 +104,7 @@ impl Model {
             return;
         };
         let (host, pd, own_key, cq) = (qp.host as usize, qp.pd, qp.connection.qkey, qp.send_cq);
-        let (index, qpn) = (qp.index, qp.qpn);
+        let (index, qpn, port) = (qp.index, qp.qpn, qp.port);
         let Some(wqe) = qp.sq.pop_front() else {
             return;
         };
@@ -159,6 +159,7 @@ impl Model {
                 solicited: wqe.solicited,
             })),
             last: true,
+            port,
             received: 0,
         };
         let arrives = gone + self.cost.wire;

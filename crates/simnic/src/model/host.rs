@@ -54,8 +54,7 @@ pub(crate) struct Host {
     pub(crate) rx: Units,
     pub(crate) dma_in: Pipe,
     pub(crate) dma_out: Pipe,
-    pub(crate) link_out: Pipe,
-    pub(crate) link_in: Pipe,
+    pub(crate) ports: Ports,
     pub(crate) icm: Cache,
     pub(crate) mtt: Cache,
     pub(crate) mpt: Cache,
@@ -151,6 +150,59 @@ impl ChangeTimes {
     }
 }
 
+/// A port: a link in each direction.
+#[derive(Debug)]
+pub(crate) struct Port {
+    pub(crate) link_out: Pipe,
+    pub(crate) link_in: Pipe,
+}
+
+impl Port {
+    fn new(gbps: f64) -> Self {
+        Self {
+            link_out: Pipe::new(gbps),
+            link_in: Pipe::new(gbps),
+        }
+    }
+}
+
+/// The ports of a host. The first is stored in place, because most hosts have no other.
+#[derive(Debug)]
+pub(crate) struct Ports {
+    first: Port,
+    others: Box<[Port]>,
+}
+
+impl Ports {
+    fn new(count: u64, gbps: f64) -> Self {
+        Self {
+            first: Port::new(gbps),
+            others: (1..count).map(|_| Port::new(gbps)).collect(),
+        }
+    }
+
+    /// Returns the port with this index, which must exist.
+    #[inline(always)]
+    pub(crate) fn get(&mut self, index: u8) -> &mut Port {
+        match index {
+            0 => &mut self.first,
+            other => &mut self.others[usize::from(other) - 1],
+        }
+    }
+
+    pub(crate) fn count(&self) -> usize {
+        1 + self.others.len()
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Port> + Clone {
+        std::iter::once(&self.first).chain(&self.others)
+    }
+
+    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Port> {
+        std::iter::once(&mut self.first).chain(&mut self.others)
+    }
+}
+
 /// A sending unit. Each queue pair belongs to one unit, so its requests are sent one after the other.
 #[derive(Debug, Default)]
 pub(crate) struct SendUnit {
@@ -238,8 +290,7 @@ impl Host {
             rx: Units::new(preset.rx_units as usize),
             dma_in: Pipe::new(preset.read_gbps),
             dma_out: Pipe::new(preset.write_gbps),
-            link_out: Pipe::new(preset.link_gbps),
-            link_in: Pipe::new(preset.link_gbps),
+            ports: Ports::new(preset.ports, preset.link_gbps),
             icm,
             mtt,
             mpt,

@@ -7,10 +7,33 @@ use headworks_verbs::{Completion, Status};
 
 use super::{Counters, Event, Host, Model, Piece, PieceKind, QpRef};
 use crate::hardware_units::{BusyInterval, BusyLog, Pipe, Ps};
+use crate::preset::PORTS_MAX;
 use crate::trace::{Subject, TraceLabel, Tracer, Track};
 use crate::utilisation::{
     ActorUsage, HostUsage, MEMORY, PAUSED_PORTS, STALLED_WRITES, TX, UnitUsage, Usage,
 };
+
+/// Names of the links of a host with several ports.
+const LINKS_OUT: [&str; PORTS_MAX] = [
+    "link out 0",
+    "link out 1",
+    "link out 2",
+    "link out 3",
+    "link out 4",
+    "link out 5",
+    "link out 6",
+    "link out 7",
+];
+const LINKS_IN: [&str; PORTS_MAX] = [
+    "link in 0",
+    "link in 1",
+    "link in 2",
+    "link in 3",
+    "link in 4",
+    "link in 5",
+    "link in 6",
+    "link in 7",
+];
 
 /// An actor and its computing time.
 pub(crate) struct ActorTime {
@@ -86,8 +109,12 @@ impl Instrumentation {
         spans(&mut host.rx.log, &Track::Rx);
         spans(&mut host.dma_in.log, &|_| Track::DmaRead);
         spans(&mut host.dma_out.log, &|_| Track::DmaWrite);
-        spans(&mut host.link_out.log, &|_| Track::LinkOut);
-        spans(&mut host.link_in.log, &|_| Track::LinkIn);
+        let is_one = host.ports.count() == 1;
+        for (number, port) in (0..).zip(host.ports.iter_mut()) {
+            let number = (!is_one).then_some(number);
+            spans(&mut port.link_out.log, &|_| Track::LinkOut(number));
+            spans(&mut port.link_in.log, &|_| Track::LinkIn(number));
+        }
         if host.counters == *before {
             return;
         }
@@ -128,13 +155,11 @@ impl Model {
         instrumentation.hosts.push((process, host.counters));
         host.tx.iter_mut().for_each(|unit| unit.log.begin());
         host.rx.log.begin();
-        for pipe in [
-            &mut host.dma_in,
-            &mut host.dma_out,
-            &mut host.link_out,
-            &mut host.link_in,
-        ] {
-            pipe.log.begin();
+        host.dma_in.log.begin();
+        host.dma_out.log.begin();
+        for port in host.ports.iter_mut() {
+            port.link_out.log.begin();
+            port.link_in.log.begin();
         }
     }
 
@@ -310,30 +335,36 @@ impl Model {
             busy,
             bytes: 0,
         };
-        let mut all = vec![
+        let mut groups = vec![
             units(TX, host.tx.iter().map(|unit| unit.busy).collect()),
             units("rx units", host.rx.busy().to_vec()),
             pipe("DMA read", &host.dma_in),
             pipe("DMA write", &host.dma_out),
-            pipe("link out", &host.link_out),
-            pipe("link in", &host.link_in),
         ];
+        let names = match host.ports.count() {
+            1 => (&["link out"][..], &["link in"][..]),
+            _ => (&LINKS_OUT[..], &LINKS_IN[..]),
+        };
+        let out = names.0.iter().zip(host.ports.iter());
+        groups.extend(out.map(|(what, port)| pipe(what, &port.link_out)));
+        let inward = names.1.iter().zip(host.ports.iter());
+        groups.extend(inward.map(|(what, port)| pipe(what, &port.link_in)));
         if let Some((counters, memory_time)) = &receiving {
             let bytes =
                 counters.memory_rnic + counters.memory_processors + counters.memory_antagonist;
-            all.push(UnitUsage {
+            groups.push(UnitUsage {
                 what: MEMORY,
                 busy: vec![*memory_time],
                 bytes,
             });
-            all.push(units(STALLED_WRITES, vec![counters.stalled_writes]));
-            all.push(units(PAUSED_PORTS, vec![counters.paused]));
+            groups.push(units(STALLED_WRITES, vec![counters.stalled_writes]));
+            groups.push(units(PAUSED_PORTS, vec![counters.paused]));
         }
         HostUsage {
             host: host.name.clone(),
             counters: host.counters,
             receiving: receiving.map(|(counters, _)| counters),
-            units: all,
+            units: groups,
         }
     }
 }

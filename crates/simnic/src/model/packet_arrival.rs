@@ -24,23 +24,24 @@ impl Model {
         let mut slowed = None;
         let state = &mut self.hosts[qp.host as usize];
         let wire = u64::from(piece.len) + cost.header * u64::from(piece.packets);
+        let link = &mut state.ports.get(piece.port).link_in;
         let through = match state.receiving.as_deref_mut() {
             None => {
-                let begin = self.now.saturating_sub(state.link_in.time(wire));
-                state.link_in.carry(begin, wire).max(self.now)
+                let begin = self.now.saturating_sub(link.time(wire));
+                link.carry(begin, wire).max(self.now)
             }
             Some(side) => {
                 let bytes = (piece.len.into(), wire, piece.packets.into());
-                let arrival = side.arrive(self.now, (0, &mut state.link_in), bytes);
+                let arrival = side.arrive(self.now, (piece.port, link), bytes);
                 if arrival.notifies || arrival.holds_until.is_some() {
                     slowed = Some(arrival);
                 }
                 match arrival.through {
                     Some(through) => through,
                     None => {
-                        let ends = (piece.from, piece.to);
+                        let (ends, port) = ((piece.from, piece.to), piece.port);
                         self.pieces.remove(id.place());
-                        return self.slow_down(ends, 0, arrival);
+                        return self.slow_down(ends, port, arrival);
                     }
                 }
             }
@@ -93,10 +94,10 @@ impl Model {
         if let (_, Some(qp)) = &mut self.qps[piece.to.index as usize] {
             (qp.received_at, qp.placed_at) = (received, placed);
         }
-        let ends = (piece.from, piece.to);
+        let (ends, port) = ((piece.from, piece.to), piece.port);
         self.event_queue.put(placed, Event::Place(id));
         if let Some(arrival) = slowed {
-            self.slow_down(ends, 0, arrival);
+            self.slow_down(ends, port, arrival);
         }
     }
 

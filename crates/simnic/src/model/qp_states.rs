@@ -24,6 +24,7 @@ impl Qp {
             life: reference.life,
             qpn,
             unit: 0,
+            port: 0,
             context: 0,
             host,
             pd,

@@ -24,6 +24,8 @@ pub(crate) struct Qp {
     pub(crate) qpn: u32,
     /// Index of the host's sending unit that serves it.
     pub(crate) unit: usize,
+    /// Index of the host's port that it sends by.
+    pub(crate) port: u8,
     /// Number of its context on the host.
     pub(crate) context: u64,
     pub(crate) host: u32,

@@ -94,6 +94,7 @@ impl Model {
             return;
         };
         let (host, pd, mtu, answered) = (qp.host, qp.pd, qp.connection.mtu, qp.answered_at);
+        let port = qp.port;
         let len = (response.len - response.offset).min(most.saturating_mul(mtu));
         let asks = AccessRequest {
             pd,
@@ -119,16 +120,15 @@ impl Model {
             }
         };
         let wire = u64::from(len) + cost.header * u64::from(packets);
-        let last_at = last_at + state.link_out.time(tail + cost.header);
         let held_until = match &state.receiving {
-            Some(side) => side.held_until(0),
+            Some(side) => side.held_until(port),
             None => 0,
         };
+        let link = &mut state.ports.get(port).link_out;
+        let last_at = last_at + link.time(tail + cost.header);
         // It leaves after the queue pair's earlier responses.
         let last_at = last_at.max(answered);
-        let gone = state
-            .link_out
-            .carry_through(first_at.max(held_until), wire, last_at);
+        let gone = link.carry_through(first_at.max(held_until), wire, last_at);
         state.counters.packets_out += u64::from(packets);
         state.counters.bytes_out += u64::from(len);
         let (arrives, ahead) = (gone + cost.wire, cost.ahead);
@@ -143,6 +143,7 @@ impl Model {
             packets: packets as u16,
             kind: PieceKind::Response(bytes),
             last,
+            port,
             received: 0,
         };
         let back = self.qp(from).map_or(0, |qp| qp.host);
@@ -206,6 +207,8 @@ impl Model {
             packets: 0,
             kind: PieceKind::ReadRequest,
             last: true,
+            // This piece is only answered; it is not sent.
+            port: 0,
             received: self.now,
         };
         let refused = Acknowledge::Nak(Status::RemoteAccess);

@@ -116,10 +116,10 @@ impl ReceivingSide {
     pub(super) fn arrive(
         &mut self,
         now: Ps,
-        (port, link): (usize, &mut Pipe),
+        (port, link): (u8, &mut Pipe),
         (len, wire, packets): (u64, u64, u64),
     ) -> Arrival {
-        let switch = &mut self.ports[port];
+        let switch = &mut self.ports[usize::from(port)];
         let admission = switch.admit(now, wire, &self.constants.switch, &mut self.random);
         let mut arrival = Arrival {
             through: None,
@@ -148,13 +148,13 @@ impl ReceivingSide {
     }
 
     /// Returns the time until which the switch holds one of this host's links.
-    pub(super) fn held_until(&self, port: usize) -> Ps {
-        self.held_until[port]
+    pub(super) fn held_until(&self, port: u8) -> Ps {
+        self.held_until[usize::from(port)]
     }
 
     /// Holds a link of this host until that time.
-    fn hold(&mut self, now: Ps, port: usize, until: Ps) {
-        let held = &mut self.held_until[port];
+    fn hold(&mut self, now: Ps, port: u8, until: Ps) {
+        let held = &mut self.held_until[usize::from(port)];
         if until > *held {
             self.host.counters.held += until - now.max(*held);
             *held = until;
@@ -178,7 +178,7 @@ impl Model {
     /// Applies what the switch and the RNIC did with packets to their sender.
     #[cold]
     #[inline(never)]
-    pub(super) fn slow_down(&mut self, (from, to): (QpRef, QpRef), port: usize, arrival: Arrival) {
+    pub(super) fn slow_down(&mut self, (from, to): (QpRef, QpRef), port: u8, arrival: Arrival) {
         let (now, wire) = (self.now, self.cost.wire);
         let Some(host) = self.qp(from).map(|qp| qp.host) else {
             return;

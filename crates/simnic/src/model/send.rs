@@ -251,13 +251,14 @@ impl Model {
             _ => 0,
         };
         let wire = u64::from(part) + cost.header * u64::from(packets) + extra;
-        let last_at = last_at + state.link_out.time(tail + cost.header);
         let held_until = match &state.receiving {
-            Some(side) => side.held_until(0),
+            Some(side) => side.held_until(qp.port),
             None => 0,
         };
+        let link = &mut state.ports.get(qp.port).link_out;
+        let last_at = last_at + link.time(tail + cost.header);
         let first_at = first_at.max(qp.gone_at).max(held_until);
-        let gone = state.link_out.carry_through(first_at, wire, last_at);
+        let gone = link.carry_through(first_at, wire, last_at);
         qp.gone_at = gone;
         // Packets that cannot leave fill the transmit buffer, and then the unit waits.
         let end = worked.max(gone.saturating_sub(cost.ahead));
@@ -291,7 +292,7 @@ impl Model {
             state.tx[unit].ready.push_back(reference);
         }
         let (to_host, to_qpn) = (qp.connection.host, qp.connection.qpn);
-        let from_qpn = qp.qpn;
+        let (from_qpn, port) = (qp.qpn, qp.port);
         let arrives = gone + cost.wire;
         match datagram {
             Some(bytes) => self.send_datagram(reference, bytes, gone),
@@ -310,6 +311,7 @@ impl Model {
                         PieceKind::Bytes
                     },
                     last,
+                    port,
                     received: 0,
                 };
                 self.launch(piece, (host, from_qpn), (to_host, to_qpn), arrives);
