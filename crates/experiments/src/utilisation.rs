@@ -77,6 +77,7 @@ mod tests {
             hosts: vec![HostUsage {
                 host: "a".to_owned(),
                 counters: Counters::default(),
+                receiving: None,
                 units: vec![
                     group("tx units", &[over, 0]),
                     group("link out", &[over / 2]),

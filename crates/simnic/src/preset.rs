@@ -159,8 +159,8 @@ headworks_constants::constants! {
         "Jet 5 isolates it, the baseline does not";
     host_memory as "host.memory": number "GB/s" 0.1..100000 [60, 60, 60, 60, 250] "Bandwidth of a host's memory"
         "Jet 2.1: about 60 GB/s are close to the capacity, and 250 GB/s. The others: as cx4lx, and of no effect without a cache";
-    host_rnic_share as "host.rnic_share": number "%" 0.1..100 [5.9, 5.9, 5.9, 5.9, 5.9] "Smallest share of the memory's bandwidth that the RNIC gets"
-        "Fitted on cx4lx to Jet 2.1: 43.2 % less throughput at 1 MiB";
+    host_rnic_share as "host.rnic_share": number "%" 0.1..100 [5.47, 5.47, 5.47, 5.47, 5.47] "Smallest share of the memory's bandwidth that the RNIC gets"
+        "Fitted on cx4lx to Jet 2.1: 43.2 % less throughput at 1 MiB than at 64 KiB";
     host_antagonist as "host.antagonist": number "GB/s" 0..100000 [0, 0, 0, 0, 0] "Bandwidth that an antagonist on each host would use alone"
         "Jet 2.1: `membw` takes all of it if it is alone; its rate is set by the experiment";
     host_posted_lines as "host.posted_lines": whole "lines" 0..65536 [0, 0, 0, 92, 184] "Lines of the RNIC's writes that are under way on the host; 0 is unlimited"
@@ -173,14 +173,14 @@ headworks_constants::constants! {
         "Assumed: three times that of idle memory";
     host_core_lines as "host.core_lines": whole "lines" 1..1024 [10, 10, 10, 10, 12] "Lines that a core waits for at a time"
         "Line fill buffers of a core: 10 to 12 †";
-    rx_buffer_kib as "nic.rx_buffer": number "KiB" 0..1048576 [0, 0, 0, 255.875, 512] "Buffer on the chip for packets that arrived; 0 is unlimited"
-        "cx4lx: 262,016 B (NVIDIA's community note DOC-2933); cx6dx: assumed twice as much";
-    rx_pause_kib as "nic.rx_pause": number "KiB" 0..1048576 [0, 0, 0, 160, 0] "Content of that buffer at which the RNIC pauses the switch's port (PFC); 0 never pauses"
-        "Assumed: what leaves room for the packets under way; cx6dx: Jet 2.1, no PFC";
-    rx_resume_kib as "nic.rx_resume": number "KiB" 0..1048576 [0, 0, 0, 128, 0] "Content of that buffer at which the RNIC resumes the switch's port"
-        "Assumed";
-    rx_notify_kib as "nic.rx_notify": number "KiB" 0..1048576 [0, 0, 0, 0, 256] "Content of that buffer beyond which the RNIC notifies senders (CNP); 0 never notifies"
-        "cx6dx: Jet 2.1, the RNIC notifies at a watermark of its buffer; half of it is assumed";
+    rx_buffer_kib as "nic.rx_buffer": number "KiB" 0..1048576 [0, 0, 0, 255.875, 1024] "Buffer on the chip for packets that arrived; 0 is unlimited"
+        "cx4lx: 262,016 B (NVIDIA's community note DOC-2933); cx6dx: assumed four times as much, for four times the rate";
+    rx_pause_kib as "nic.rx_pause": number "KiB" 0..1048576 [0, 0, 0, 244, 0] "Content of that buffer at which the RNIC pauses the switch's port (PFC); 0 never pauses"
+        "Linux's driver mlx5, port_buffer.c: the buffer less (301 + 2.16 × metres) × Gbit/s + 2.72 × MTU bytes; cx6dx: Jet 2.1, no PFC";
+    rx_resume_kib as "nic.rx_resume": number "KiB" 0..1048576 [0, 0, 0, 234, 0] "Content of that buffer at which the RNIC resumes the switch's port"
+        "Linux's driver mlx5, port_buffer.c: the longest packet less than that at which it pauses";
+    rx_notify_kib as "nic.rx_notify": number "KiB" 0..1048576 [0, 0, 0, 0, 128] "Content of that buffer beyond which the RNIC notifies senders (CNP); 0 never notifies"
+        "cx6dx: Jet 2.1, the RNIC notifies at a watermark of its buffer; an eighth of it is assumed";
     switch_buffer_kib as "switch.buffer": number "KiB" 0..16777216 [0, 0, 0, 2048, 4096] "Buffer of the switch for the packets to one port; 0 is unlimited"
         "Assumed: a share of the 16 to 32 MB of a switch";
     switch_pause_kib as "switch.pause": number "KiB" 0..16777216 [0, 0, 0, 1024, 0] "Length of that queue at which the switch pauses the link that a packet came on (PFC); 0 never pauses"
@@ -195,8 +195,8 @@ headworks_constants::constants! {
         "Li et al., HPCC, SIGCOMM 2019 †";
     dcqcn as "dcqcn.on": bool "0 or 1" [false, false, false, true, true] "Whether notifications lower the rates of queue pairs (DCQCN)"
         "Jet 2.1: both networks run DCQCN";
-    dcqcn_notify_us as "dcqcn.notify_time": number "µs" 0..1000000 [50, 50, 50, 50, 50] "Least time between two notifications about a queue pair"
-        "Zhu et al., SIGCOMM 2015";
+    dcqcn_notify_us as "dcqcn.notify_time": number "µs" 0..1000000 [50, 50, 50, 50, 4] "Least time between two notifications about a queue pair"
+        "Zhu et al., SIGCOMM 2015; cx6dx: the default of newer adapters †";
     dcqcn_alpha_us as "dcqcn.alpha_time": number "µs" 1..1000000 [55, 55, 55, 55, 55] "Time without a notification after which the estimate of congestion decays"
         "Zhu et al., SIGCOMM 2015";
     dcqcn_gain as "dcqcn.gain": number "1/256" 0.1..256 [1, 1, 1, 1, 1] "Weight of a notification in that estimate"

@@ -13,6 +13,7 @@ use crate::faults::Rules;
 use crate::hardware_units::NS;
 use crate::model::{Counters, Host, Model};
 use crate::preset::Preset;
+use crate::receiving_host::HostCounters;
 
 /// Longest message, in bytes.
 pub(crate) const MAX_MESSAGE: u32 = 1 << 30;
@@ -98,6 +99,21 @@ impl SimProvider {
             let model = network.lock();
             let of = |host: &Host| (host.name.clone(), host.counters);
             model.hosts.iter().map(of).collect::<Vec<_>>()
+        });
+        hosts.collect()
+    }
+
+    /// Returns the counters of the hosts' memory and of congestion, by host, for hosts whose preset models them.
+    pub fn host_counters(&self) -> Vec<(String, HostCounters)> {
+        let networks = self.networks();
+        let hosts = networks.values().flat_map(|network| {
+            let mut model = network.lock();
+            let now = model.time();
+            let of = |host: &mut Host| {
+                let side = host.receiving.as_deref_mut()?;
+                Some((host.name.clone(), side.counters(now)))
+            };
+            model.hosts.iter_mut().filter_map(of).collect::<Vec<_>>()
         });
         hosts.collect()
     }

@@ -215,13 +215,20 @@ impl ReceivingHost {
         }
         let begin = begin.max(self.drained_at);
         let alone = (begin + bus.time(bus_bytes)).max(last);
-        let posted = match self.constants.posted_lines {
-            0 => 0,
-            lines => len.div_ceil(LINE_BYTES) * self.constants.posted_time / lines,
-        };
         let written_back = self.note_dma(outcome);
         let in_memory = self.memory.serve_rnic(begin, written_back);
-        let end = bus.carry_through(begin, bus_bytes, last.max(begin + posted).max(in_memory));
+        let end = match self.constants.posted_lines {
+            0 => bus.carry_through(begin, bus_bytes, last),
+            lines => {
+                let posted = len.div_ceil(LINE_BYTES) * self.constants.posted_time / lines;
+                // Lines under way may still wait for memory.
+                let slack = ((lines * LINE_BYTES) as f64 / self.memory.rnic_rate()) as Ps;
+                let last = last
+                    .max(begin + posted)
+                    .max(in_memory.saturating_sub(slack));
+                bus.carry_through(begin, bus_bytes, last)
+            }
+        };
         self.counters.stalled_writes += end.saturating_sub(alone);
         self.drained_at = self.drained_at.max(end);
         self.buffer.put(end, len);
@@ -246,6 +253,8 @@ impl ReceivingHost {
     fn note_dma(&mut self, outcome: CacheOutcome) -> u64 {
         self.counters.dma_hits += outcome.hits;
         self.counters.dma_misses += outcome.misses;
+        // The antagonist waited for these write-backs, not the RNIC.
+        self.memory.count_processors(outcome.lost * LINE_BYTES);
         outcome.write_backs * LINE_BYTES
     }
 
@@ -258,7 +267,7 @@ impl ReceivingHost {
         };
         self.counters.processor_hits += outcome.hits;
         self.counters.processor_misses += outcome.misses;
-        let lines = outcome.misses + outcome.write_backs;
+        let lines = outcome.misses + outcome.write_backs + outcome.lost;
         self.memory.count_processors(lines * LINE_BYTES);
         let constants = &self.constants;
         let slower = constants

@@ -324,6 +324,7 @@ mod tests {
                     icm_misses: 7,
                     ..Counters::default()
                 },
+                receiving: None,
                 units: vec![
                     group(TX, &[ms * 5 / 10, ms * 7 / 10], 0),
                     group("link out", &[ms * 7 / 10], 8_750_000),

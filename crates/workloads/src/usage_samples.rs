@@ -97,6 +97,7 @@ mod tests {
             hosts: vec![HostUsage {
                 host: "a".to_owned(),
                 counters,
+                receiving: None,
                 units: Vec::new(),
             }],
             actors: Vec::new(),

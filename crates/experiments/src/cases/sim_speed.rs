@@ -10,10 +10,14 @@ use headworks_baselines::{WriteWindow, Writes};
 use super::prelude::*;
 use crate::cpu_affinity::pin;
 
-/// Bytes of a WRITE.
+/// Bytes of a WRITE, and of a long one.
 const SIZE: usize = 64;
-/// Number of requests between two readings of the clock.
-const BETWEEN_LOOKS: u64 = 16_384;
+const LONG: usize = 256 << 10;
+/// Bytes and number of requests between two readings of the clock.
+const BETWEEN_LOOKS: (usize, u64) = (16 << 20, 16_384);
+/// Machine whose hosts' memory is modelled, and its settings.
+const HOST_PRESET: &str = "cx6dx-2x100g";
+const HOST_SETTINGS: [(&str, &str); 1] = [("host.antagonist", "250")];
 /// Settings of the sizes of an RNIC's caches.
 const CACHES: [&str; 4] = ["nic.wqe_cache", "nic.icm", "nic.mtt", "nic.mpt"];
 
@@ -23,10 +27,20 @@ const SIMULATED: Quantity = "simulated";
 const MISSES: Quantity = "misses";
 
 /// The arms. A point's x is the number of queue pairs, and its second parameter the number of requests
-/// outstanding on each. The last arm has more queue pairs than the caches hold.
+/// outstanding on each. One arm has more queue pairs than the caches hold. The last two model the hosts' memory.
 const OFF: Point<&str> = Point::at("caches off", 1).with(128);
 const ON: Point<&str> = Point::at("caches on", 1).with(128);
 const MISSING: Point<&str> = Point::at("caches on, missing", 8192).with(16);
+const HOST: Point<&str> = Point::at("memory of hosts", 1).with(128);
+const HOST_LONG: Point<&str> = Point::at("memory of hosts, long", 32).with(4);
+
+/// Returns the bytes of a WRITE of an arm.
+fn size_of(arm: &str) -> usize {
+    match arm == HOST_LONG.arm {
+        true => LONG,
+        false => SIZE,
+    }
+}
 
 /// The experiment `sim-speed`.
 pub static SIM_SPEED: Case<&str> = Case {
@@ -38,7 +52,8 @@ pub static SIM_SPEED: Case<&str> = Case {
             "WRITEs of 64 B per second of wall time on one core; the thread that simulates both hosts posts and \
              polls them. All bytes of each WRITE are copied, and checked when it has completed. One queue pair with \
              128 outstanding: with caches that hold everything, and with those of the machine. 8,192 queue pairs \
-             with 16 outstanding each, with the machine's caches, which lack their contexts.",
+             with 16 outstanding each, with the machine's caches, which lack their contexts. On cx6dx-2x100g, whose \
+             hosts' memory is modelled, with an antagonist: WRITEs of 64 B over one queue pair, and of 256 KiB over 32.",
         )
     },
     table,
@@ -47,9 +62,11 @@ pub static SIM_SPEED: Case<&str> = Case {
         let [cpu, _] = bench.testbed.cpus;
         outcome.pinning = format!("one thread, on cpu {cpu}, for every arm");
         let sweep = Sweep::over("", Wall::from_millis(100), Wall::from_secs(2)).share(0.08);
-        bench.measure(vec![OFF, ON, MISSING], sweep, |bench, point, time| {
-            sample(bench, point, time).map(Some)
-        })
+        bench.measure(
+            vec![OFF, ON, MISSING, HOST, HOST_LONG],
+            sweep,
+            |bench, point, time| sample(bench, point, time).map(Some),
+        )
     },
 };
 
@@ -67,12 +84,20 @@ fn table() -> Table<&'static str> {
             MISSING.arm,
             "as caches on, with more queue pairs than the caches hold",
         ),
+        (
+            HOST.arm,
+            "cx6dx-2x100g, whatever the device, with host.antagonist=250",
+        ),
+        (
+            HOST_LONG.arm,
+            "the same with WRITEs of 256 KiB over 32 queue pairs",
+        ),
     ];
     let notes = notes.map(|(name, what)| arm(name, what, "poll", "1"));
     let mut t = Table::new(notes.to_vec());
     t.arm().x("queue pairs");
     t.n("depth");
-    t.cell("size [B]", |_| (SIZE as f64).into());
+    t.cell("size [B]", |point| (size_of(point.arm) as f64).into());
     t.spread("wall time: rate [1/s]", |point| Expr::At(*point, WALL));
     t.repeats(|point| Expr::At(*point, WALL));
     t.value("simulated: rate [1/s]", SIMULATED);
@@ -81,9 +106,15 @@ fn table() -> Table<&'static str> {
         ("sim_mwr_per_s", OFF),
         ("sim_mwr_per_s_cached", ON),
         ("sim_mwr_per_s_missing", MISSING),
+        ("sim_mwr_per_s_host", HOST),
     ] {
         t.metric(key, Expr::At(point, WALL) * 1e-6);
     }
+    let gigabytes = LONG as f64 * 1e-9;
+    t.metric(
+        "sim_gb_per_s_host_256k",
+        Expr::At(HOST_LONG, WALL) * gigabytes,
+    );
     t.note(
         "These figures measure the simulator by the wall clock of this machine. They differ between any two runs, \
          and say nothing about an RNIC. The table beside them shows the simulated RNIC in virtual time.",
@@ -93,6 +124,13 @@ fn table() -> Table<&'static str> {
 
 /// Returns the machine of an arm.
 fn machine(mut machine: Preset, arm: &str) -> Result<Preset, WorkloadError> {
+    if arm == HOST.arm || arm == HOST_LONG.arm {
+        machine = Preset::named(HOST_PRESET).unwrap_or(machine);
+        for (key, value) in HOST_SETTINGS {
+            let set = machine.set(key, value);
+            set.map_err(|e| WorkloadError::at("memory of hosts", e))?;
+        }
+    }
     for cache in CACHES.iter().filter(|_| arm == OFF.arm) {
         let off = machine.set(cache, "0");
         off.map_err(|e| WorkloadError::at("caches", e))?;
@@ -136,8 +174,9 @@ fn measure(
     let window = WriteWindow {
         queue_pairs: point.x as usize,
         depth: point.n as usize,
-        bytes: SIZE,
+        bytes: size_of(point.arm),
     };
+    let between_looks = (BETWEEN_LOOKS.0 / window.bytes).clamp(1, BETWEEN_LOOKS.1 as usize) as u64;
     let at = |e| WorkloadError::at("WRITEs", e);
     let mut writes = Writes::connect([open("sender")?, open("receiver")?], window).map_err(at)?;
     // Warm-up: every buffer and every queue pair is used before the measurement.
@@ -146,8 +185,8 @@ fn measure(
     let (began, start) = (Instant::now(), network.now());
     let mut done = 0;
     let wall = loop {
-        writes.run(BETWEEN_LOOKS).map_err(at)?;
-        done += BETWEEN_LOOKS;
+        writes.run(between_looks).map_err(at)?;
+        done += between_looks;
         let wall = began.elapsed();
         if wall >= time || stop.load(Ordering::Relaxed) {
             break wall;
@@ -183,6 +222,8 @@ mod tests {
             (OFF, [0.0; 4], 0.0..=0.0),
             (ON, as_is, 0.0..=0.0),
             (MISSING, as_is, 0.5..=9.0),
+            (HOST, as_is, 0.0..=0.1),
+            (HOST_LONG, as_is, 0.0..=99.0),
         ] {
             let machine = machine(preset.clone(), point.arm).unwrap();
             assert_eq!(caches(&machine), sizes, "{}", point.arm);

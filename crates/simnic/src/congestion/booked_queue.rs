@@ -14,8 +14,6 @@ pub(crate) struct BookedQueue {
     /// Time at which each entry leaves, ascending, and its bytes.
     entries: VecDeque<(Ps, u64)>,
     bytes: u64,
-    /// Largest number of bytes so far.
-    most: u64,
 }
 
 impl BookedQueue {
@@ -57,12 +55,6 @@ impl BookedQueue {
             .map_or(leaves, |(last, _)| leaves.max(*last));
         self.entries.push_back((leaves, bytes));
         self.bytes += bytes;
-        self.most = self.most.max(self.bytes);
-    }
-
-    /// Returns the largest number of bytes that it held so far.
-    pub(crate) fn most(&self) -> u64 {
-        self.most
     }
 }
 

@@ -93,6 +93,7 @@ impl Dcqcn {
     }
 
     /// Returns the rate at `now`, in bytes a picosecond.
+    #[cfg(test)]
     pub(crate) fn rate(&mut self, now: Ps, constants: &DcqcnConstants) -> f64 {
         self.advance(now, constants);
         self.rate

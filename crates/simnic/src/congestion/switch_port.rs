@@ -79,11 +79,6 @@ impl SwitchPort {
         self.free_at = self.free_at.max(leaves);
         self.queue.put(leaves, bytes);
     }
-
-    /// Returns the largest number of bytes that waited so far.
-    pub(crate) fn most(&self) -> u64 {
-        self.queue.most()
-    }
 }
 
 fn is_marked(queued: u64, constants: &SwitchConstants, random: &mut Random) -> bool {

@@ -103,7 +103,11 @@ impl Model {
 
     /// Places the bytes of packets in memory.
     pub(super) fn place(&mut self, piece: Piece) {
-        if let Some(host) = self.qp(piece.to).map(|qp| qp.host) {
+        let Some((host, expected)) = self.qp(piece.to).map(|qp| (qp.host, qp.expected)) else {
+            return;
+        };
+        let is_in_order = !matches!(piece.kind, PieceKind::Bytes) || piece.psn == expected;
+        if is_in_order {
             self.hosts[host as usize].counters.bytes_in += u64::from(piece.len);
         }
         match piece.kind {

@@ -47,6 +47,8 @@ pub(crate) struct CacheOutcome {
     pub(crate) misses: u64,
     /// Dirty lines that were evicted to make room.
     pub(crate) write_backs: u64,
+    /// Dirty lines that the antagonist had evicted since they were touched last.
+    pub(crate) lost: u64,
 }
 
 impl std::ops::AddAssign for CacheOutcome {
@@ -54,6 +56,7 @@ impl std::ops::AddAssign for CacheOutcome {
         self.hits += other.hits;
         self.misses += other.misses;
         self.write_backs += other.write_backs;
+        self.lost += other.lost;
     }
 }
 
@@ -223,7 +226,7 @@ impl LastLevelCache {
             if part.survives(at, &mut self.random) {
                 part.blocks[at].touched = part.filled;
             } else {
-                outcome.write_backs += u64::from(part.blocks[at].dirty.count_ones());
+                outcome.lost = u64::from(part.blocks[at].dirty.count_ones());
                 self.remove_lines(part_number, at, u64::MAX);
                 found = None;
             }

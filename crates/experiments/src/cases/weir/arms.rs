@@ -231,6 +231,7 @@ mod tests {
                 wqe_misses: 4 * misses,
                 ..Counters::default()
             },
+            receiving: None,
             units: Vec::new(),
         };
         let mut usage = Usage {
