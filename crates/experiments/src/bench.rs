@@ -13,7 +13,7 @@ use crate::cpu_affinity::two_cpus;
 use crate::error::RunError;
 use crate::outcome::{Grid, Outcome};
 use crate::progress_bar::ProgressReporter;
-use crate::simulated_machine;
+use crate::simulated_machine::{self, SimulatedMachine};
 use crate::table::{Measured, Point, Sample};
 use crate::testbed::Testbed;
 use crate::transports::WorkloadError;
@@ -254,6 +254,27 @@ impl<'a> Bench<'a> {
     fn has_taken(&self, part: f64, more: Duration) -> bool {
         self.budget
             .is_some_and(|budget| self.elapsed() + more > budget.mul_f64(part))
+    }
+
+    /// Returns a testbed of this bench's simulated machines with further `settings`, as `KEY=VALUE`.
+    ///
+    /// # Errors
+    ///
+    /// The device is not simulated, or a setting is not legal.
+    pub fn testbed_with(&self, settings: &[String]) -> Result<Testbed<'a>, WorkloadError> {
+        let mut set = self.options.set.clone();
+        for setting in settings {
+            let parsed = setting.parse();
+            set.push(parsed.map_err(|e| WorkloadError::at("setting", e))?);
+        }
+        let machines = SimulatedMachine::on(&self.options.device, &set, None);
+        let machines =
+            machines.ok_or_else(|| WorkloadError("the device is not simulated".into()))?;
+        let machines = machines.map_err(|e| WorkloadError::at("device", e))?;
+        Ok(Testbed {
+            measured_usage: self.testbed.measured_usage.clone(),
+            ..machines.testbed(self.testbed.stop)
+        })
     }
 
     /// Returns the processor time that perftest takes for a request beside the verbs, in nanoseconds; zero

@@ -79,6 +79,8 @@ const ALL: &[&dyn Experiment] = &[
     &jet::residency::RESIDENCY,
     &jet::escape::ESCAPE,
     &jet::qos::QOS,
+    &jet::receiving_host::FIG2,
+    &jet::receiving_host::FIG5,
     &sim_speed::SIM_SPEED,
 ];
 

@@ -7,10 +7,12 @@
 //! | [`escape`] | one of several applications stalls, and the others go on |
 //! | [`qos`] | applications that share a small pool: equal ones, classes, and one that keeps what it has |
 //! | [`streams`] | 10 to 1,000 streams between two daemons: throughput and memory |
+//! | [`receiving_host`] | the memory of a simulated host under an antagonist, and READs at a time: figures 2, 3 and 5 |
 //! | `hosts` | the processes of the experiments with daemons |
 
 pub mod escape;
 mod hosts;
 pub mod qos;
+pub mod receiving_host;
 pub mod residency;
 pub mod streams;

@@ -9,7 +9,6 @@ use super::arms::{self, Arm, COUNTED, PAIRS};
 use super::{about, sweep, word};
 use crate::cases::prelude::*;
 use crate::nic::{Batches, SampledLoad, Verb, VerbLoad};
-use crate::simulated_machine::SimulatedMachine;
 use crate::stats::median;
 use headworks_workloads::report::PacingSample;
 
@@ -359,7 +358,7 @@ pub static FIG10B: Case<Arm> = Case {
     measure: |bench, t, outcome| {
         let points = [FAST, SLOW, WINDOWED];
         let measured = timelines(bench, t, &points, "Gbit/s", |bench, point, base_delay| {
-            let place = with_link(bench, point.n)?;
+            let place = bench.testbed_with(&[format!("link.rate={}", point.n)])?;
             point.arm.testbed(&place, &[0], base_delay, STARTS)
         })?;
         if settled(SLOW, DOORBELLS).median(&measured).is_some()
@@ -430,20 +429,6 @@ fn fig10b() -> Table<Arm> {
         lines.collect()
     });
     t
-}
-
-/// Returns a testbed of the bench's machines with another link rate.
-fn with_link<'a>(bench: &Bench<'a>, link: u64) -> Result<Testbed<'a>, WorkloadError> {
-    let setting = format!("link.rate={link}").parse();
-    let mut set = bench.options.set.clone();
-    set.push(setting.map_err(|e| WorkloadError::at("link", e))?);
-    let machines = SimulatedMachine::on(&bench.options.device, &set, None);
-    let machines = machines.ok_or_else(|| WorkloadError("the device is not simulated".into()))?;
-    let machines = machines.map_err(|e| WorkloadError::at("device", e))?;
-    Ok(Testbed {
-        measured_usage: bench.testbed.measured_usage.clone(),
-        ..machines.testbed(bench.testbed.stop)
-    })
 }
 
 #[cfg(test)]
