@@ -1,10 +1,16 @@
 //! Measurements of the statements, with as few messages as suffice.
 
+use headworks::sim::Setting;
 use headworks::verbs::Duration;
+use headworks_experiments::cases::jet::receiving_host::{
+    MISSES as HOST_MISSES, THROUGHPUT, write_all,
+};
 use headworks_experiments::cases::weir::{BATCH, COUNTED, DEPTH, PAIRS as PROCESSES, PAUSE_NS};
 use headworks_experiments::nic::{Batches, Verb, VerbLoad};
 use headworks_experiments::nic_measurements::half_round_trip;
 use headworks_experiments::service::virtual_time as shared;
+use headworks_experiments::simulated_machine::SimulatedMachine;
+use headworks_experiments::table::Quantity;
 use headworks_experiments::transports::WorkloadError;
 
 use crate::ClaimTestbed;
@@ -87,6 +93,46 @@ impl ClaimTestbed<'_> {
         let (alone, together) = (rate(1)?, rate(threads)?);
         Ok((alone > 0.0).then_some(100.0 * together / alone))
     }
+}
+
+/// Warm-up and measured time of WRITEs into a host whose memory is modelled.
+const HOST_TIMES: (Duration, Duration) = (Duration::from_millis(16), Duration::from_millis(5));
+
+/// Returns a quantity of WRITEs of `kib` KiB while an antagonist would use all of the receiver's memory, with
+/// `ways` times the cache for DMA.
+fn contended(bed: &ClaimTestbed<'_>, kib: u64, ways: u64, quantity: Quantity) -> Found {
+    let preset = bed.machines.preset();
+    let set = |key: &str, value: String| format!("{key}={value}").parse::<Setting>();
+    let settings = [
+        set("host.antagonist", preset.host_memory.to_string()),
+        set("host.dma_cache", (ways * preset.host_dma_kib).to_string()),
+    ];
+    let settings: Result<Vec<_>, _> = settings.into_iter().collect();
+    let settings = settings.map_err(|e| WorkloadError::at("setting", e))?;
+    let Some(Ok(machines)) = SimulatedMachine::on(bed.machines.device(), &settings, None) else {
+        return Ok(None);
+    };
+    let sample = write_all(&machines.testbed(bed.stop), kib, HOST_TIMES)?;
+    Ok(sample.map(|sample| sample.get(quantity)))
+}
+
+/// Returns by how many percent WRITEs of 1 MiB are slower than those of 64 KiB then.
+pub(crate) fn long_lose(bed: &ClaimTestbed<'_>) -> Found {
+    let rate = |kib| contended(bed, kib, 1, THROUGHPUT);
+    let both = rate(1024)?.zip(rate(64)?);
+    Ok(both.map(|(long, short)| 100.0 * (1.0 - long / short)))
+}
+
+/// Returns the share of the lines of WRITEs of 1 MiB that are not cached then, in percent.
+pub(crate) fn long_miss(bed: &ClaimTestbed<'_>) -> Found {
+    contended(bed, 1024, 1, HOST_MISSES)
+}
+
+/// Returns the throughput of WRITEs of `kib` KiB with twice the cache for DMA over that without.
+pub(crate) fn doubled(bed: &ClaimTestbed<'_>, kib: u64) -> Found {
+    let rate = |ways| contended(bed, kib, ways, THROUGHPUT);
+    let both = rate(2)?.zip(rate(1)?);
+    Ok(both.map(|(doubled, single)| doubled / single))
 }
 
 /// Makes a load of `queue_pairs` queue pairs with `depth` requests outstanding on each.

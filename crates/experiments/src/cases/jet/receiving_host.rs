@@ -31,9 +31,10 @@ const CONCURRENCY: [u64; 6] = [1, 2, 4, 8, 16, 32];
 const READ_SIZES: [u64; 4] = [4, 16, 64, 256];
 const READ_TIMES: (Duration, Duration) = (Duration::from_micros(500), Duration::from_millis(2));
 
-/// Quantities of a point.
-const THROUGHPUT: Quantity = "throughput";
-const MISSES: Quantity = "DMA misses";
+/// Quantities of a point: GB/s that arrived, and lines that DMA wrote and that were not cached, in percent.
+pub const THROUGHPUT: Quantity = "throughput";
+/// See [`THROUGHPUT`].
+pub const MISSES: Quantity = "DMA misses";
 const STALLED: Quantity = "stalled";
 const PAUSED: Quantity = "paused";
 const NOTIFICATIONS: Quantity = "notifications";
@@ -167,6 +168,28 @@ pub static FIG2: Case<Arm> = Case {
         )
     },
 };
+
+/// Measures WRITEs of `kib` KiB over all queue pairs; `None` if nothing arrived. perftest's own work for a request
+/// is left out: it does not limit messages of these sizes.
+///
+/// # Errors
+///
+/// The actors failed.
+pub fn write_all(
+    testbed: &Testbed<'_>,
+    kib: u64,
+    times: (Duration, Duration),
+) -> Result<Option<Sample>, WorkloadError> {
+    let load = VerbLoad {
+        queue_pairs: QUEUE_PAIRS / PAIRS,
+        depth: DEPTH,
+        warm_requests: 2 * QUEUE_PAIRS,
+        ..VerbLoad::of(Verb::Write, (kib * 1024) as usize)
+    };
+    load.rate(testbed, PAIRS, times)?;
+    let usage = testbed.take_usage();
+    Ok(usage.as_ref().and_then(|usage| sample(usage, &load)))
+}
 
 /// Returns the preset of the device.
 ///
