@@ -281,7 +281,7 @@ impl DomainPool {
         let admitted = self.admission.admit(&mut self.pool);
         match &admitted {
             Some(admitted) => self.active.push_back(admitted.transfer()),
-            None => self.pool.set_contended(self.admission.is_short()),
+            None => self.pool.set_contended(self.admission.lacks_memory()),
         }
         admitted
     }

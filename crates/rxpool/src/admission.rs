@@ -107,6 +107,8 @@ pub struct Admission<T> {
     /// Admitted transfers that have not ended.
     admitted: u32,
     is_short: bool,
+    /// Whether it is memory that a transfer waits for.
+    lacks_memory: bool,
     reads: u32,
     read_bytes: u64,
     reads_max: u32,
@@ -128,6 +130,7 @@ impl<T: Copy + PartialEq> Admission<T> {
             }),
             admitted: 0,
             is_short: false,
+            lacks_memory: false,
             reads: 0,
             read_bytes: 0,
             reads_max: config.reads,
@@ -178,6 +181,7 @@ impl<T: Copy + PartialEq> Admission<T> {
     /// Admits the next transfer, if the pool has room for it. Call it until it returns `None`.
     pub fn admit(&mut self, pool: &mut ReceivePool) -> Option<Admitted<T>> {
         self.is_short = self.admitted >= self.reads_max && self.is_waited_for();
+        self.lacks_memory = false;
         if self.admitted >= self.reads_max {
             return None;
         }
@@ -200,7 +204,7 @@ impl<T: Copy + PartialEq> Admission<T> {
                 }
                 let footprint = footprint.min(claimable.quota);
                 if footprint > claimable.free {
-                    self.is_short = true;
+                    (self.is_short, self.lacks_memory) = (true, true);
                     return None;
                 }
                 let transfer = queue.pop_front()?.transfer;
@@ -239,6 +243,12 @@ impl<T: Copy + PartialEq> Admission<T> {
     /// [`admit`](Self::admit).
     pub fn is_short(&self) -> bool {
         self.is_short
+    }
+
+    /// Whether a transfer waits for memory, and not only for another transfer to end, as of the last
+    /// [`admit`](Self::admit).
+    pub fn lacks_memory(&self) -> bool {
+        self.lacks_memory
     }
 
     /// Whether a transfer waits.

@@ -341,7 +341,7 @@ impl Receiver {
             self.active.push_back(at);
             did = true;
         }
-        let is_contended = self.stops_admission || self.admission.is_short();
+        let is_contended = self.stops_admission || self.admission.lacks_memory();
         self.pool.set_contended(is_contended);
         did |= self.begin_reads(now);
         let escape = self.pool.escape_step(now);

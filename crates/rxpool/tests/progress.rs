@@ -152,7 +152,7 @@ impl Host {
             of.waits = false;
             of.admitted = Some(admitted);
         }
-        self.pool.set_contended(self.admission.is_short());
+        self.pool.set_contended(self.admission.lacks_memory());
         let connection = &mut self.connections[at];
         let may = match connection.admitted {
             Some(_) => self.pool.may_get(connection.app),

@@ -246,7 +246,7 @@ proptest! {
                         prop_assert_eq!(oracle[app].pop_front(), Some(one.transfer()));
                         admitted.push(one);
                     }
-                    world.pool.set_contended(world.admission.is_short());
+                    world.pool.set_contended(world.admission.lacks_memory());
                 }
                 Action::Take(app, units) => {
                     let app = world.apps[app].0;
@@ -278,4 +278,28 @@ proptest! {
         }
         prop_assert!(oracle.iter().all(VecDeque::is_empty), "{oracle:?} still wait");
     }
+}
+
+/// An application that keeps what has arrived gets memory for its next transfers, though others of its transfers wait for
+/// their turn: there is memory enough.
+#[test]
+fn a_full_window_of_transfers_is_no_lack_of_memory() {
+    let mut world = World::new(2, &[(Class::Normal, u32::MAX)]);
+    let app = world.apps[0].0;
+    (0..6).for_each(|transfer| world.announce(transfer, 0, 16_384, NANO));
+    for _ in 0..2 {
+        let admitted: Vec<_> = std::iter::from_fn(|| world.admit()).collect();
+        assert_eq!(admitted.len(), 2);
+        assert!(world.admission.is_short() && !world.admission.lacks_memory());
+        world.pool.set_contended(world.admission.lacks_memory());
+        for admitted in admitted {
+            // What is handed out stays in use.
+            world.pool.get(app, 4).expect("memory");
+            world.admission.end(admitted, &mut world.pool);
+        }
+    }
+    // All memory is claimed or in use: now it is memory that the transfers wait for.
+    world.leave_free(0, 3);
+    assert!(world.admit().is_none());
+    assert!(world.admission.is_short() && world.admission.lacks_memory());
 }
