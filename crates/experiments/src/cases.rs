@@ -81,6 +81,7 @@ const ALL: &[&dyn Experiment] = &[
     &jet::qos::QOS,
     &jet::receiving_host::FIG2,
     &jet::receiving_host::FIG5,
+    &jet::storage::FIG6,
     &sim_speed::SIM_SPEED,
 ];
 

@@ -194,6 +194,8 @@ pub trait ContextBackend {
     fn copied(&mut self, _bytes: u64) {}
     /// See [`ActorContext::reads`] and [`ActorContext::writes`].
     fn accesses(&mut self, _begin: *const u8, _len: usize, _writes: bool) {}
+    /// See [`ActorContext::device_reads`].
+    fn device_reads(&mut self, _begin: *const u8, _len: usize) {}
     /// See [`ActorContext::send`]; the length is within [`MAIL_MAX`].
     fn send(&mut self, to: &str, bytes: &[u8]) -> Result<(), MailError>;
     /// See [`ActorContext::receive`].
@@ -241,6 +243,12 @@ impl<'a> ActorContext<'a> {
     /// Notes that this actor writes `len` bytes of memory from `begin` on; otherwise as [`reads`](Self::reads).
     pub fn writes(&mut self, begin: *const u8, len: usize) {
         self.backend.accesses(begin, len, true);
+    }
+
+    /// Notes that a device other than the RNIC, such as an SSD, reads `len` bytes of memory from `begin` on, by DMA.
+    /// Otherwise as [`reads`](Self::reads), except that the actor does not wait.
+    pub fn device_reads(&mut self, begin: *const u8, len: usize) {
+        self.backend.device_reads(begin, len);
     }
 
     /// Sends mail to another actor. Mail to an actor that has ended is discarded. Mail between two actors

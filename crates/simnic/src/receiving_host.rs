@@ -56,6 +56,10 @@ pub struct HostCounters {
     pub processor_hits: u64,
     /// Lines that processors used and that were not cached.
     pub processor_misses: u64,
+    /// Lines that other devices read by DMA and that were cached.
+    pub device_hits: u64,
+    /// Lines that other devices read by DMA and that were not cached.
+    pub device_misses: u64,
     /// Time for which posted writes of the RNIC waited (outbound stalled writes), in picoseconds.
     pub stalled_writes: Ps,
     /// Packets that were dropped, by the RNIC or by the switch before it.
@@ -72,7 +76,7 @@ pub struct HostCounters {
     pub notifications_sent: u64,
     /// See `notifications_sent`.
     pub notifications_received: u64,
-    /// Bytes that the RNIC, the processors and an antagonist moved to or from memory.
+    /// Bytes that the RNIC, the processors with other devices, and an antagonist moved to or from memory.
     pub memory_rnic: u64,
     /// See `memory_rnic`.
     pub memory_processors: u64,
@@ -89,6 +93,8 @@ impl HostCounters {
             dma_misses: self.dma_misses - earlier.dma_misses,
             processor_hits: self.processor_hits - earlier.processor_hits,
             processor_misses: self.processor_misses - earlier.processor_misses,
+            device_hits: self.device_hits - earlier.device_hits,
+            device_misses: self.device_misses - earlier.device_misses,
             stalled_writes: self.stalled_writes - earlier.stalled_writes,
             dropped: self.dropped - earlier.dropped,
             pauses: self.pauses - earlier.pauses,
@@ -275,6 +281,16 @@ impl ReceivingHost {
             .saturating_sub(constants.line_time);
         let latency = constants.line_time + (self.memory.load() * slower as f64) as Ps;
         outcome.misses * latency / constants.core_lines.max(1)
+    }
+
+    /// A device other than the RNIC reads `len` bytes at `place`. Lines that are not cached stay so.
+    pub(crate) fn device_reads(&mut self, now: Ps, (place, len): (u64, u64)) {
+        self.advance(now);
+        let outcome = self.cache.read(CacheUser::Dma, place, len);
+        self.counters.device_hits += outcome.hits;
+        self.counters.device_misses += outcome.misses;
+        let lines = outcome.misses + outcome.lost;
+        self.memory.count_processors(lines * LINE_BYTES);
     }
 
     /// Forgets the cached lines of memory that is not registered any more.

@@ -6,6 +6,7 @@
 //! | [`one_sided`] | WRITEs over one queue pair or a thousand; WRITEs into any memory, or the bare system call |
 //! | [`footprint`] | memory of a connected queue pair |
 //! | [`wakeups`] | two ends wake each other by completion channels, or by eventfds |
+//! | [`storage`] | a storage server that receives messages by READs into a receive pool or into areas |
 //! | [`verb_load`] | one verb over many queue pairs with many outstanding requests, and the state of pacing meanwhile |
 //! | [`request_times`] | times of requests: in batches, in flows, as ping-pong, or call by call |
 //! | [`endpoint`] | opening an end's device objects, and connecting to the other end |
@@ -20,6 +21,7 @@ pub mod rate_meter;
 mod repeated_work;
 pub mod request_times;
 pub(crate) mod requester;
+pub mod storage;
 pub mod verb_load;
 pub mod wakeups;
 
@@ -76,6 +78,8 @@ pub enum NicWorkload {
     Sampled(SampledLoad),
     /// Ping-pong: one message at a time, there and back.
     PingPong(VerbLoad),
+    /// A storage server that receives messages by READs.
+    Storage(storage::StorageLoad),
     /// Short WRITEs; each call is timed.
     Posts {
         /// Requests per call: 1 or 16.
@@ -162,6 +166,7 @@ pub fn actor(task: &NicTask, pair: &PairContext) -> Result<Box<dyn Actor>> {
             verb_load::part(watched.load, Some(watched.every_ns), setup)
         }
         NicWorkload::PingPong(load) => request_times::ping_pong(load, setup),
+        NicWorkload::Storage(load) => storage::part(load, setup),
         NicWorkload::Posts { chain } => request_times::posts(chain, setup),
         NicWorkload::Wake(waker) => wakeups::part(waker, setup),
     }

@@ -2,8 +2,9 @@
 
 use headworks::verbs::Duration;
 
-use crate::error::Result;
+use crate::error::{Result, WorkloadError};
 use crate::latency::Quantiles;
+use crate::nic::storage::StorageLoad;
 use crate::nic::{Batches, Flows, NicTask, NicWorkload, SampledLoad, VerbLoad};
 use crate::report::{PacingSample, Report};
 use crate::testbed::{Testbed, private_dir};
@@ -49,6 +50,34 @@ impl VerbLoad {
             .iter()
             .sum();
         Ok((sum > 0.0).then_some(sum))
+    }
+}
+
+impl StorageLoad {
+    /// Measures the messages that arrive whole, and their latencies from announcement to arrival: messages per second,
+    /// and the latencies.
+    pub fn serve(&self, testbed: &Testbed<'_>, (warm, run): Times) -> Result<(f64, Quantiles)> {
+        let dir = private_dir()?;
+        let task = NicTask {
+            what: NicWorkload::Storage(*self),
+            run_ns: run.nanos(),
+            warm_ns: warm.nanos(),
+            together: true,
+            dir: dir.path().to_owned(),
+        };
+        match testbed.run_pair(task)? {
+            [
+                Report::Served {
+                    messages,
+                    nanos,
+                    latency,
+                },
+                _,
+            ] => Ok((messages as f64 / (nanos as f64 * 1e-9), latency)),
+            other => Err(WorkloadError(format!(
+                "a storage server reported {other:?}"
+            ))),
+        }
     }
 }
 

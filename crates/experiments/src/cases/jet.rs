@@ -6,6 +6,7 @@
 //! | [`residency`] | receive memory that stays in the processor's cache, and memory that does not |
 //! | [`escape`] | one of several applications stalls, and the others go on |
 //! | [`qos`] | applications that share a small pool: equal ones, classes, and one that keeps what it has |
+//! | [`storage`] | a simulated storage server under memory pressure, all combinations of designs: figures 6, 7 and 12 |
 //! | [`streams`] | 10 to 1,000 streams between two daemons: throughput and memory |
 //! | [`receiving_host`] | the memory of a simulated host under an antagonist, and READs at a time: figures 2, 3 and 5 |
 //! | `hosts` | the processes of the experiments with daemons |
@@ -15,4 +16,5 @@ mod hosts;
 pub mod qos;
 pub mod receiving_host;
 pub mod residency;
+pub mod storage;
 pub mod streams;

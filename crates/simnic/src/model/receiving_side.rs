@@ -253,6 +253,16 @@ impl Model {
         }
     }
 
+    /// A device other than the RNIC reads `len` bytes at an address.
+    pub(crate) fn device_reads(&mut self, host: u32, (addr, len): (u64, u64)) {
+        let now = self.time();
+        if let Some(side) = self.hosts[host as usize].receiving.as_deref_mut()
+            && let Some(span) = self.regions.place_of(addr, len)
+        {
+            side.host.device_reads(now, span);
+        }
+    }
+
     /// Deregisters a region. Returns what to drop when the lock is released.
     pub(crate) fn deregister(&mut self, key: u32) -> Option<crate::registered_memory::Removed> {
         let removed = self.regions.remove(key)?;

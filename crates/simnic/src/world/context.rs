@@ -55,6 +55,12 @@ impl ContextBackend for SimContext<'_> {
         }
     }
 
+    fn device_reads(&mut self, begin: *const u8, len: usize) {
+        let host = self.scenario.actors[self.index].host;
+        let mut model = self.scenario.model.lock();
+        model.device_reads(host, (begin.addr() as u64, len as u64));
+    }
+
     fn send(&mut self, to: &str, bytes: &[u8]) -> Result<(), MailError> {
         let actors = &self.scenario.actors;
         let there = actors.iter().position(|scheduled| scheduled.role == to);

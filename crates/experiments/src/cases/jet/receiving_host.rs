@@ -94,7 +94,7 @@ impl fmt::Display for Arm {
 }
 
 /// Describes an experiment that reproduces figures of Jet on simulated devices.
-const fn about(
+pub(super) const fn about(
     name: &'static str,
     figure: &'static str,
     line: &'static str,
@@ -111,7 +111,7 @@ const fn about(
     }
 }
 
-const fn sweep(x: &'static str, n: &'static str) -> Sweep {
+pub(super) const fn sweep(x: &'static str, n: &'static str) -> Sweep {
     Sweep {
         n,
         ..Sweep::over(x, Wall::ZERO, Wall::ZERO)
@@ -196,7 +196,7 @@ pub fn write_all(
 /// # Errors
 ///
 /// [`RunError::Failed`]: it does not model the memory of hosts.
-fn memory_of(bench: &Bench<'_>) -> Result<Preset, RunError> {
+pub(super) fn memory_of(bench: &Bench<'_>) -> Result<Preset, RunError> {
     let machine = bench.options.machine().and_then(Result::ok);
     let modelled = machine.filter(|(preset, _)| preset.host_cache_kib > 0);
     let (preset, _) = modelled.ok_or_else(|| {
