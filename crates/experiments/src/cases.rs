@@ -82,6 +82,7 @@ const ALL: &[&dyn Experiment] = &[
     &jet::receiving_host::FIG2,
     &jet::receiving_host::FIG5,
     &jet::storage::FIG6,
+    &jet::production::FIG8,
     &sim_speed::SIM_SPEED,
 ];
 

@@ -8,11 +8,13 @@
 //! | [`qos`] | applications that share a small pool: equal ones, classes, and one that keeps what it has |
 //! | [`storage`] | a simulated storage server under memory pressure, all combinations of designs: figures 6, 7 and 12 |
 //! | [`streams`] | 10 to 1,000 streams between two daemons: throughput and memory |
+//! | [`production`] | a simulated storage server whose messages stay in memory for times that vary: figures 8 and 12 |
 //! | [`receiving_host`] | the memory of a simulated host under an antagonist, and READs at a time: figures 2, 3 and 5 |
 //! | `hosts` | the processes of the experiments with daemons |
 
 pub mod escape;
 mod hosts;
+pub mod production;
 pub mod qos;
 pub mod receiving_host;
 pub mod residency;

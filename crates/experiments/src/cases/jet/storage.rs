@@ -15,13 +15,13 @@ const CONNECTIONS: usize = 32;
 const OUTSTANDING: usize = 4;
 /// Bytes of the pool for long messages, and of the cache that DMA allocates in, for all arms (section 6.1).
 const POOL: u64 = 8 << 20;
-const DMA_CACHE_KIB: u64 = 12 << 10;
+pub(super) const DMA_CACHE_KIB: u64 = 12 << 10;
 /// Mean time for which a message stays in memory (section 2.2).
 const STAY_NS: u64 = 200_000;
 /// Sizes of messages in KiB.
 const SIZES: [u64; 5] = [16, 32, 64, 128, LARGE];
 const QUICK_SIZES: [u64; 2] = [16, LARGE];
-const LARGE: u64 = 256;
+pub(super) const LARGE: u64 = 256;
 /// Messages for which an area of each connection has room, where it is not said otherwise; and in the figure over them.
 const AREA: u64 = OUTSTANDING as u64;
 const AREAS: [u64; 4] = [1, 2, 4, 8];
@@ -31,17 +31,17 @@ const TIMES: (Duration, Duration) = (Duration::from_millis(160), Duration::from_
 const QUICK_TIMES: (Duration, Duration) = (Duration::from_millis(80), Duration::from_millis(10));
 
 /// Quantities of a point.
-const THROUGHPUT: Quantity = "throughput";
-const LATENCY: Quantity = "latency";
-const TAIL: Quantity = "p99.9";
-const HITS: Quantity = "DMA hits";
+pub(super) const THROUGHPUT: Quantity = "throughput";
+pub(super) const LATENCY: Quantity = "latency";
+pub(super) const TAIL: Quantity = "p99.9";
+pub(super) const HITS: Quantity = "DMA hits";
 const HIT_RATE: Quantity = "DMA hit rate";
-const DEVICE_HITS: Quantity = "device hits";
+pub(super) const DEVICE_HITS: Quantity = "device hits";
 const STALLED: Quantity = "stalled";
 const PAUSED: Quantity = "paused";
 const NOTIFICATIONS: Quantity = "notifications";
 const DROPPED: Quantity = "dropped";
-const MEMORY: Quantity = "memory";
+pub(super) const MEMORY: Quantity = "memory";
 const ANTAGONIST: Quantity = "antagonist";
 
 /// A combination of designs.
@@ -67,14 +67,14 @@ impl Arm {
         }
     }
 
-    const O: Self = Self::of(false, false, false);
-    const I: Self = Self::of(true, false, false);
+    pub(super) const O: Self = Self::of(false, false, false);
+    pub(super) const I: Self = Self::of(true, false, false);
     const F: Self = Self::of(false, true, false);
     const R: Self = Self::of(false, false, true);
-    const IF: Self = Self::of(true, true, false);
+    pub(super) const IF: Self = Self::of(true, true, false);
     const IR: Self = Self::of(true, false, true);
     const FR: Self = Self::of(false, true, true);
-    const JET: Self = Self::of(true, true, true);
+    pub(super) const JET: Self = Self::of(true, true, true);
     /// The areas with the pool's windows.
     const O_WINDOWS: Self = Self {
         windows: true,
@@ -100,7 +100,7 @@ impl Arm {
     /// Arms of a quick run, and of the figure over areas.
     const QUICK: [Self; 6] = [Self::O, Self::I, Self::R, Self::IF, Self::IR, Self::JET];
 
-    fn load(self, kib: u64, area: u64) -> StorageLoad {
+    pub(super) fn load(self, kib: u64, area: u64) -> StorageLoad {
         let size = kib * 1024;
         let areas = CONNECTIONS as u64 * area * size;
         StorageLoad {
@@ -121,7 +121,7 @@ impl Arm {
     }
 
     /// Returns this arm's settings of a machine whose memory an antagonist uses.
-    fn settings(self, preset: &Preset, antagonist: f64) -> Vec<String> {
+    pub(super) fn settings(self, preset: &Preset, antagonist: f64) -> Vec<String> {
         vec![
             format!("host.dma_cache={DMA_CACHE_KIB}"),
             format!("host.isolated={}", u8::from(self.isolates)),
@@ -129,7 +129,7 @@ impl Arm {
         ]
     }
 
-    fn note(self) -> ArmNote {
+    pub(super) fn note(self) -> ArmNote {
         let memory = match (self.pool, self.windows) {
             (true, true) => "a receive pool of 8 MiB: what was released most recently is used next",
             (true, false) => {
@@ -201,9 +201,9 @@ pub static FIG6: Case<Arm> = Case {
     measure: |bench, t, _| {
         let preset = memory_of(bench)?;
         let is_quick = bench.options.quick;
-        let (arms, sizes, times) = match is_quick {
-            true => (&Arm::QUICK[..], &QUICK_SIZES[..], QUICK_TIMES),
-            false => (&Arm::ALL[..], &SIZES[..], TIMES),
+        let (arms, sizes) = match is_quick {
+            true => (&Arm::QUICK[..], &QUICK_SIZES[..]),
+            false => (&Arm::ALL[..], &SIZES[..]),
         };
         t.note(format!(
             "{}: DMA allocates in {} MiB of the cache in every arm, as in section 6.1.",
@@ -219,17 +219,26 @@ pub static FIG6: Case<Arm> = Case {
             sweep("message size [KiB]", "area"),
             |bench, point, _| {
                 let testbed = bench.testbed_with(&point.arm.settings(&preset, 1.0))?;
-                let load = point.arm.load(point.x, point.n);
-                let (rate, latency) = load.serve(&testbed, times)?;
-                let usage = testbed.take_usage();
-                let latencies = (latency.mean_ns, latency.p999_ns);
-                Ok(usage
-                    .as_ref()
-                    .and_then(|usage| sample(usage, rate, &load, latencies)))
+                serve(&testbed, &point.arm.load(point.x, point.n), is_quick)
             },
         )
     },
 };
+
+/// Measures a load; `None` if nothing arrived.
+pub(super) fn serve(
+    testbed: &Testbed<'_>,
+    load: &StorageLoad,
+    is_quick: bool,
+) -> Result<Option<Sample>, WorkloadError> {
+    let times = if is_quick { QUICK_TIMES } else { TIMES };
+    let (rate, latency) = load.serve(testbed, times)?;
+    let usage = testbed.take_usage();
+    let latencies = (latency.mean_ns, latency.p999_ns);
+    Ok(usage
+        .as_ref()
+        .and_then(|usage| sample(usage, rate, load, latencies)))
+}
 
 /// Returns what the server's host counted in the measured time.
 fn sample(
