@@ -111,6 +111,7 @@ impl DomainPool {
             pages,
             numa_node: None,
             is_sealed: true,
+            has_own_file: true,
         })?;
         if limits.pool_pages == PoolPages::Huge && !buffer.has_reserved_huge_pages() {
             let why = match pages {

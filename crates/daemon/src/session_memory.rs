@@ -217,9 +217,12 @@ impl SessionMemory {
     /// Logs that an allocation of this application was refused because of the limit.
     pub fn report_refusal(&self, name: &str, why: Refusal) {
         if why == Refusal::Limit {
-            let (_, bytes) = self.bytes();
+            let (bytes, key) = {
+                let state = self.state();
+                (state.bytes().1, state.limiting_key())
+            };
             tracing::warn!(
-                "application {name:?} with {bytes} bytes of shared memory reached its limit: raise memory_each for more"
+                "application {name:?} with {bytes} bytes of shared memory reached its limit: raise {key} for more"
             );
         }
     }
@@ -388,9 +391,7 @@ impl MemoryState {
             return Ok(extent);
         }
         let slab_log = self.slab_log.max(log);
-        if self.pool.bytes() + (1 << slab_log) > self.most
-            || self.first as usize + self.regions.len() >= Slabs::MAX
-        {
+        if self.pool.bytes() + (1 << slab_log) > self.most || !self.has_room_for_slab() {
             return Err(Refusal::Limit);
         }
         let request = AllocRequest {
@@ -399,6 +400,8 @@ impl MemoryState {
             pages: Pages::Ordinary,
             numa_node: None,
             is_sealed: false,
+            // The application maps the slab's file.
+            has_own_file: true,
         };
         let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
         let buffer = self.device.alloc(&request);
@@ -421,6 +424,19 @@ impl MemoryState {
         self.regions.push(Arc::new(region));
         self.pool.add(number, slab_log);
         self.pool.take(log).ok_or(Refusal::Memory)
+    }
+
+    /// Whether an application may have another slab, however short.
+    fn has_room_for_slab(&self) -> bool {
+        (self.first as usize + self.regions.len()) < Slabs::MAX
+    }
+
+    /// Returns the key of the configuration that limits the memory.
+    fn limiting_key(&self) -> &'static str {
+        match self.has_room_for_slab() {
+            true => "memory_each",
+            false => "slab_bytes",
+        }
     }
 
     fn ring_budget_left(&self) -> u64 {

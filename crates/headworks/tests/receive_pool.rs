@@ -128,6 +128,25 @@ fn small_pool() -> DaemonLimits {
 }
 
 #[test]
+fn applications_attach_and_receive_whatever_the_length_of_slabs() {
+    for slab_bytes in [64 << 10, 128 << 10, 256 << 10, 512 << 10] {
+        let daemons = Daemons::builder(2).limits(DaemonLimits {
+            slab_bytes,
+            ..DaemonLimits::default()
+        });
+        let daemons = daemons.start().expect("starts");
+        let mut all = Streams::new(&daemons, &["one"], 2);
+        let sent: Vec<_> = all.senders.drain(..).map(|one| send(one, LEN)).collect();
+        for stream in &mut all.receivers[0] {
+            check(stream, LEN);
+        }
+        for one in sent {
+            drop(one.join().expect("no panic"));
+        }
+    }
+}
+
+#[test]
 fn whoever_reads_gets_its_bytes_while_others_hold_the_pool() {
     // Nothing counts as late within this test.
     one_stalls(DaemonLimits {

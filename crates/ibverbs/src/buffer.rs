@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use headworks_shm::{HugePages, PageKind, SegmentError, SegmentRequest, SharedSegment};
 use headworks_verbs::{AllocRequest, Buffer, Pages, ResourceError};
 
-/// Largest small buffer, in bytes; a larger one has a segment of its own.
+/// Longest buffer that may share a segment, in bytes.
 const SMALL_MAX: usize = 256 << 10;
 /// Bytes of a segment's header, at its beginning.
 const HEADER: usize = 4096;
@@ -22,6 +22,8 @@ pub(crate) struct IbvBuffer {
     segment: Arc<SharedSegment>,
     offset: usize,
     len: usize,
+    /// Whether the segment holds no other buffer.
+    is_alone: bool,
 }
 
 // SAFETY: the `len` bytes from `offset` are within the segment, which stays mapped at one address, and
@@ -48,7 +50,7 @@ unsafe impl Buffer for IbvBuffer {
 
     fn file(&self) -> Option<BorrowedFd<'_>> {
         // Small buffers share a segment, whose file holds other buffers too.
-        (self.len > SMALL_MAX).then(|| self.segment.fd())
+        self.is_alone.then(|| self.segment.fd())
     }
 }
 
@@ -88,14 +90,16 @@ impl Arena {
             }
             made => made,
         };
+        let is_alone = len > SMALL_MAX || is_sealed || request.has_own_file;
         let buffer = |segment, offset| {
             Arc::new(IbvBuffer {
                 segment,
                 offset,
                 len,
+                is_alone,
             })
         };
-        if len > SMALL_MAX || is_sealed {
+        if is_alone {
             return Ok(buffer(segment(len)?, 0));
         }
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
@@ -180,6 +184,24 @@ mod tests {
         assert_eq!(size, 2 << 20);
         let large = arena.alloc(&AllocRequest::of(SMALL_MAX + 1), None).unwrap();
         assert_eq!(Arc::strong_count(&large.segment), 1);
+    }
+
+    #[test]
+    fn memory_with_a_file_of_its_own_shares_no_segment_whatever_its_length() {
+        let arena = Arena::default();
+        for len in [1, 64 << 10, SMALL_MAX, SMALL_MAX + 1] {
+            let request = AllocRequest {
+                has_own_file: true,
+                ..AllocRequest::of(len)
+            };
+            let alone = arena.alloc(&request, None).unwrap();
+            let other = arena.alloc(&AllocRequest::of(64), None).unwrap();
+            assert!(
+                alone.file().is_some() && other.file().is_none(),
+                "{len} bytes"
+            );
+            assert!(!Arc::ptr_eq(&alone.segment, &other.segment), "{len} bytes");
+        }
     }
 
     /// The kernel's line about the mapping of `buffer`; `None` if the kernel has no NUMA support.

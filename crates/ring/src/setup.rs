@@ -298,6 +298,7 @@ impl EndParts {
             pages: config.pages,
             numa_node: config.numa_node.or(info.numa_node),
             is_sealed: false,
+            has_own_file: false,
         };
         let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
         let region = pd.register(&device.alloc(&request)?, access)?;

@@ -18,6 +18,33 @@ const PIECE_MAX: usize = SLAB / 4;
 /// Granularity of allocations, in bytes.
 const UNIT: usize = 64;
 
+/// What an allocation demands of the segment that holds it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SegmentKind {
+    pub(crate) huge: HugePages,
+    pub(crate) numa_node: Option<u32>,
+    /// Whether other processes may only read the segment.
+    pub(crate) is_sealed: bool,
+    /// Whether the segment must hold nothing else.
+    pub(crate) has_own_file: bool,
+}
+
+impl SegmentKind {
+    /// Ordinary memory, which may share its segment.
+    pub(crate) const SHARED: Self = Self {
+        huge: HugePages::No,
+        numa_node: None,
+        is_sealed: false,
+        has_own_file: false,
+    };
+
+    /// Whether the allocation may be cut from a slab.
+    fn may_share(self) -> bool {
+        let is_special = self.is_sealed || self.has_own_file || self.numa_node.is_some();
+        self.huge == HugePages::No && !is_special
+    }
+}
+
 /// The segments of one context: slabs for small allocations, and one segment for each large allocation.
 pub(crate) struct Arena {
     table: Table,
@@ -71,16 +98,13 @@ impl Arena {
         self: &Arc<Self>,
         len: usize,
         align: usize,
-        (huge, is_sealed): (HugePages, bool),
-        numa_node: Option<u32>,
+        kind: SegmentKind,
     ) -> Result<ArenaAllocation, ResourceError> {
         let len = len.max(1).next_multiple_of(UNIT);
         let align = align.max(UNIT);
-        let is_plain = huge == HugePages::No && numa_node.is_none() && !is_sealed;
-        let small = len <= PIECE_MAX && is_plain;
-        if !small {
+        if len > PIECE_MAX || !kind.may_share() {
             // Made without the lock, because that takes long for a large one.
-            let segment = new_segment(len, (huge, is_sealed), numa_node)?;
+            let segment = new_segment(len, kind)?;
             let (segment, row, generation) = self.publish(&mut self.lock(), segment)?;
             let at = SegmentOffset {
                 segment: row,
@@ -100,7 +124,7 @@ impl Arena {
                 return Ok(piece);
             }
         }
-        let segment = new_segment(SLAB, (HugePages::No, false), None)?;
+        let segment = new_segment(SLAB, SegmentKind::SHARED)?;
         let (segment, row, generation) = self.publish(&mut state, segment)?;
         let mut slab = Slab {
             segment,
@@ -173,17 +197,13 @@ impl Arena {
     }
 }
 
-fn new_segment(
-    len: usize,
-    (huge_pages, is_sealed): (HugePages, bool),
-    numa_node: Option<u32>,
-) -> Result<SharedSegment, ResourceError> {
+fn new_segment(len: usize, kind: SegmentKind) -> Result<SharedSegment, ResourceError> {
     let request = SegmentRequest {
         name: "headworks",
         len,
-        huge_pages,
-        numa_node,
-        is_sealed,
+        huge_pages: kind.huge,
+        numa_node: kind.numa_node,
+        is_sealed: kind.is_sealed,
     };
     SharedSegment::create(&request).map_err(|error| ResourceError::NoSpace(error.to_string()))
 }
@@ -283,6 +303,21 @@ mod tests {
         Arena::new(Table::new(segment).unwrap())
     }
 
+    #[test]
+    fn memory_with_a_file_of_its_own_shares_no_segment_whatever_its_length() {
+        let arena = arena();
+        let kind = SegmentKind {
+            has_own_file: true,
+            ..SegmentKind::SHARED
+        };
+        for len in [64, 4096, 64 << 10, PIECE_MAX, PIECE_MAX + 64, SLAB] {
+            let alone = arena.take(len, 4096, kind).unwrap();
+            let other = arena.take(64, 64, SegmentKind::SHARED).unwrap();
+            assert!(alone.is_alone() && !other.is_alone(), "{len} bytes");
+            assert_ne!(alone.at.segment, other.at.segment, "{len} bytes");
+        }
+    }
+
     proptest! {
         #![proptest_config(ProptestConfig { cases: 32, failure_persistence: None, ..ProptestConfig::default() })]
         #[test]
@@ -296,7 +331,7 @@ mod tests {
                     held.swap_remove(len % held.len());
                 } else {
                     let piece =
-                        arena.take(len, 64 << (align * 2), (HugePages::No, false), None).unwrap();
+                        arena.take(len, 64 << (align * 2), SegmentKind::SHARED).unwrap();
                     prop_assert_eq!(piece.as_ptr() as usize % (64 << (align * 2)), 0);
                     held.push(piece);
                 }

@@ -8,7 +8,7 @@ use std::sync::{Arc, Weak};
 use headworks_shm::{HugePages, PageKind, asymmetric_fence};
 use headworks_verbs::{Access, AllocRequest, Buffer, Pages, Region, ResourceError};
 
-use crate::arena::ArenaAllocation;
+use crate::arena::{ArenaAllocation, SegmentKind};
 use crate::device::Context;
 use crate::local_mrs::{DeregisteredFlag, LocalMr};
 use crate::mr_key_check::valid;
@@ -76,12 +76,13 @@ impl SoftBuffer {
             Pages::Ordinary => HugePages::No,
             Pages::PreferHuge => HugePages::Prefer,
         };
-        let piece = context.arena.take(
-            request.len,
-            request.align,
-            (huge, request.is_sealed),
-            request.numa_node,
-        )?;
+        let kind = SegmentKind {
+            huge,
+            numa_node: request.numa_node,
+            is_sealed: request.is_sealed,
+            has_own_file: request.has_own_file,
+        };
+        let piece = context.arena.take(request.len, request.align, kind)?;
         let notice = FreedNotice {
             context: piece.is_alone().then(|| Arc::downgrade(context)),
         };

@@ -18,7 +18,7 @@ use headworks_verbs::{
 };
 
 use crate::address_handle::{AddressHandles, SoftAh};
-use crate::arena::{Arena, ArenaAllocation};
+use crate::arena::{Arena, ArenaAllocation, SegmentKind};
 use crate::buffer::{self, SoftBuffer};
 use crate::completion_channel::SoftChannel;
 use crate::cq::SoftCq;
@@ -285,7 +285,7 @@ impl Context {
 
     /// Allocates shared memory for a queue.
     pub(crate) fn queue_memory(&self, len: usize) -> Result<ArenaAllocation, ResourceError> {
-        self.arena.take(len, 64, (HugePages::No, false), None)
+        self.arena.take(len, 64, SegmentKind::SHARED)
     }
 
     /// Returns the QPN of the queue pair in `slot`.

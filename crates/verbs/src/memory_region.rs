@@ -78,6 +78,9 @@ pub struct AllocRequest {
     /// Whether other processes may only read the memory, also if they get its [file](Buffer::file). Give peers no rights
     /// to it.
     pub is_sealed: bool,
+    /// Whether the memory must not share its file with other memory, so that [`Buffer::file`] returns that file. A device
+    /// without shared memory ignores this. Sealed memory never shares its file.
+    pub has_own_file: bool,
 }
 
 impl AllocRequest {
@@ -89,6 +92,7 @@ impl AllocRequest {
             pages: Pages::Ordinary,
             numa_node: None,
             is_sealed: false,
+            has_own_file: false,
         }
     }
 
