@@ -54,7 +54,7 @@ impl EcnCommand {
     }
 }
 
-/// After this many failures in a row, the time between two runs is not doubled any more.
+/// Each failure in a row after the first doubles the time until the next run, at most so many times.
 const DOUBLINGS: u32 = 6;
 
 /// Decides which command runs, and when. At most one runs at a time.
@@ -80,15 +80,15 @@ pub struct EcnControl {
 }
 
 impl EcnControl {
-    /// Makes a state machine that first restores the threshold: an earlier daemon may have been killed. `interval` is the
-    /// least time from the end of a run to the next run.
+    /// Makes a state machine that first restores the threshold: an earlier daemon may have been killed while the threshold
+    /// was lowered. `interval` is the least time from the end of a run to the next run.
     pub fn new(interval: Duration) -> Self {
         Self {
             interval,
             wanted: EcnCommand::Restore,
             applied: None,
             running: None,
-            is_lowered: false,
+            is_lowered: true,
             last_end: None,
             failures: 0,
             is_ending: false,
@@ -146,7 +146,8 @@ impl EcnControl {
 
     /// Returns when [`begin`](Self::begin) returns a command, if nothing changes.
     pub fn deadline(&self) -> Option<Instant> {
-        let pause = self.interval.nanos() << self.failures.min(DOUBLINGS);
+        let doublings = self.failures.saturating_sub(1).min(DOUBLINGS);
+        let pause = self.interval.nanos() << doublings;
         let wait = |end| end + Duration::from_nanos(pause);
         self.wants_run()
             .then(|| self.last_end.map_or(Instant::ZERO, wait))
@@ -170,7 +171,7 @@ impl EcnControl {
         }
     }
 
-    /// Returns whether the threshold may be lowered: `lower` was run, and no `restore` succeeded since.
+    /// Returns whether the threshold may be lowered: no `restore` has succeeded since the start, or since `lower` was run.
     pub fn is_lowered(&self) -> bool {
         self.is_lowered
     }

@@ -53,7 +53,7 @@ fn of_host(text: &mut MetricsText, snapshot: &Snapshot) {
         (
             "ecn_lowered",
             GAUGE,
-            "1 while the RNIC's threshold for congestion marks may be lowered.",
+            "1 while the RNIC's threshold for congestion marks may be lowered: no restore succeeded since the start or the last lower.",
             |of| of.is_lowered.into(),
         ),
         (

@@ -273,7 +273,7 @@ impl MetricsSnapshot {
         if let Some(lowered) = daemon.value("ecn_lowered") {
             let state = match lowered {
                 0.0 => "normal",
-                _ => "lowered",
+                _ => "may be lowered",
             };
             let last = match daemon.value("ecn_failing") {
                 Some(failing) if failing > 0.0 => ", THE LAST ONE TOO",
@@ -521,7 +521,10 @@ mod tests {
             headworks_pool_huge_bytes{user=\"7\",socket=\"/a\"} 4096\n";
         let text = drawn(&(SAID.to_owned() + more));
         let lines: Vec<&str> = text.lines().collect();
-        assert_eq!(lines[1], "ECN threshold lowered: 3 commands run, 1 failed");
+        assert_eq!(
+            lines[1],
+            "ECN threshold may be lowered: 3 commands run, 1 failed"
+        );
         assert_eq!(lines[2], "part of the cache in force: mask ff0, group own");
         assert!(text.contains("- signals, in huge pages\n"), "{text}");
         let other = more
