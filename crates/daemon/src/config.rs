@@ -443,7 +443,7 @@ mod tests {
             ),
             (
                 "port = 1\n[ecn]\nrestore = [\"/r\"]\n",
-                "line 2: ecn.lower: the list is empty: a list: the absolute path",
+                "line 2: ecn.lower: the key is missing: a list: the absolute path",
             ),
             (
                 "[ecn]\nrestore = [\"/r\"]\nlower = [\"/l\", \"{nic}\"]\n",

@@ -15,10 +15,10 @@ use crate::ecn::EcnCommand;
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct EcnSettings {
-    /// Command that lowers the threshold.
-    pub lower: Vec<String>,
-    /// Command that restores it.
-    pub restore: Vec<String>,
+    /// Command that lowers the threshold. Required.
+    pub lower: Option<Vec<String>>,
+    /// Command that restores it. Required.
+    pub restore: Option<Vec<String>>,
     /// Milliseconds from the end of a run to the next run at least, 100 to 3,600,000. Default 1,000.
     pub interval: u32,
     /// Milliseconds after which a command is killed, 100 to 60,000. Default 5,000.
@@ -28,8 +28,8 @@ pub struct EcnSettings {
 impl Default for EcnSettings {
     fn default() -> Self {
         Self {
-            lower: Vec::new(),
-            restore: Vec::new(),
+            lower: None,
+            restore: None,
             interval: 1000,
             time_limit: 5000,
         }
@@ -81,8 +81,10 @@ impl EcnSettings {
     ///
     /// [`EcnSettingsError`] for the first value that is not allowed.
     pub fn check(&self) -> Result<EcnHook, EcnSettingsError> {
-        let template = |key, words: &[String]| {
-            CommandTemplate::parse(words).map_err(|error| EcnSettingsError {
+        let template = |key, words: &Option<Vec<String>>| {
+            let words = words.as_deref().ok_or(TemplateError::Missing);
+            let parsed = words.and_then(CommandTemplate::parse);
+            parsed.map_err(|error| EcnSettingsError {
                 key,
                 why: error.to_string(),
             })
@@ -147,6 +149,9 @@ impl fmt::Display for Placeholder {
 /// Error in a template.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TemplateError {
+    /// The section does not have the key.
+    #[error("the key is missing: {COMMAND}")]
+    Missing,
     /// There is no program.
     #[error("the list is empty: {COMMAND}")]
     Empty,
@@ -278,13 +283,13 @@ mod tests {
     #[test]
     fn a_bad_section_is_named_in_one_line() {
         let good = EcnSettings {
-            lower: words(&["/bin/lower"]),
-            restore: words(&["/bin/restore"]),
+            lower: Some(words(&["/bin/lower"])),
+            restore: Some(words(&["/bin/restore"])),
             ..EcnSettings::default()
         };
         good.check().expect("legal");
         let lower = |list: &[&str]| EcnSettings {
-            lower: words(list),
+            lower: Some(words(list)),
             ..good.clone()
         };
         let fast = EcnSettings {
@@ -292,7 +297,7 @@ mod tests {
             ..good.clone()
         };
         let one = EcnSettings {
-            restore: Vec::new(),
+            restore: None,
             ..good.clone()
         };
         for (settings, says) in [
@@ -311,7 +316,7 @@ mod tests {
             ),
             (lower(&["/l", "a}"]), "ecn.lower: \"a}\" has a brace"),
             (lower(&["/l", "\0"]), "ecn.lower: \"\\0\" has a zero byte"),
-            (one, "ecn.restore: the list is empty"),
+            (one, "ecn.restore: the key is missing: a list: "),
             (
                 fast,
                 "ecn.interval: 99 is not allowed: 100 to 3600000 milliseconds",

@@ -118,12 +118,12 @@ pub enum ServerError {
     /// A size or limit is illegal.
     #[error(transparent)]
     Limits(#[from] LimitsError),
-    /// A command for the RNIC's threshold asks for a name that the device does not have.
+    /// A command for the RNIC's threshold asks for a name that the device does not have, or its program cannot be run.
     #[error("{key}: {why}")]
     Ecn {
         /// The key.
         key: &'static str,
-        /// The name, and why there is none.
+        /// The name or the program, and what is wrong with it.
         why: String,
     },
     /// The socket for applications cannot be opened.

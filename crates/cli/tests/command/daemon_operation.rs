@@ -337,7 +337,7 @@ fn the_configuration_file_supplements_the_command_line() {
     };
     check("", &[]).expect_exit(0);
     check("address = \"127.0.0.7\"\n[limits]\nreceives = 64\n", &[]).expect_exit(0);
-    let ecn = "[ecn]\nlower = [\"/l\", \"{device}\"]\nrestore = [\"/r\"]\n[resctrl]\nl3 = \"f\"\n";
+    let ecn = "[ecn]\nlower = [\"/bin/sh\", \"{device}\"]\nrestore = [\"/bin/sh\"]\n[resctrl]\nl3 = \"f\"\n";
     check(ecn, &["--device", "soft:h1"]).expect_exit(0);
     for (text, says) in [
         ("adress = \"127.0.0.7\"\n", "line 1: unknown field `adress`"),
@@ -365,10 +365,10 @@ fn the_configuration_file_supplements_the_command_line() {
         ),
         (
             "[ecn]\nlower = [\"/l\"]\n",
-            "daemon.toml: line 1: ecn.restore: the list is empty",
+            "daemon.toml: line 1: ecn.restore: the key is missing",
         ),
         (
-            "[ecn]\nlower = [\"/l\"]\nrestore = [\"/r\", \"{netdev}\"]\n",
+            "[ecn]\nlower = [\"/bin/sh\"]\nrestore = [\"/r\", \"{netdev}\"]\n",
             "ecn.restore: {netdev}: soft",
         ),
         (
@@ -438,6 +438,23 @@ fn a_daemon_says_that_all_is_legal_and_refuses_places_that_cannot_be() {
             let words = [first, words].concat();
             let line = CommandProcess::start(&mut fabric.headworks(&words)).expect_exit(2);
             assert!(line.contains(names) && line.contains(says), "{line}");
+        }
+    }
+    for (lower, says) in [
+        ("/no/such", "cannot be run: No such file"),
+        ("/etc/passwd", "is not executable"),
+        ("/etc", "is no file"),
+    ] {
+        let commands = format!("[ecn]\nlower = [\"{lower}\"]\nrestore = [\"/bin/sh\"]\n");
+        std::fs::write(&file, commands).unwrap();
+        for words in [
+            &["daemon", "--check", "--config", &*path][..],
+            &["daemon", "--config", &path],
+        ] {
+            let line = CommandProcess::start(&mut fabric.headworks(words)).expect_exit(2);
+            let named = format!("ecn.lower: {lower:?} {says}");
+            assert!(line.contains(&named), "{line}");
+            assert_eq!(line.lines().count(), 1, "{line}");
         }
     }
     std::fs::write(&file, "port = 1\n").unwrap();

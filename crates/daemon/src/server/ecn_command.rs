@@ -4,6 +4,7 @@
 //! A command runs without a shell, in a process group of its own, with no input. What is left of the group is killed when
 //! the command takes too long. The last line of its standard error goes to the log if it fails.
 
+use std::fmt;
 use std::io;
 use std::io::Read as _;
 use std::os::fd::{AsFd, OwnedFd};
@@ -16,6 +17,7 @@ use std::thread::JoinHandle;
 use headworks_net::{EventFd, clock};
 use headworks_verbs::{DeviceName, Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{Access, access};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process_group, pidfd_open};
 
 use super::ServerError;
@@ -42,16 +44,21 @@ pub(super) struct EcnCommands {
 }
 
 impl EcnCommands {
-    /// Fills the templates with the names of `device`.
+    /// Fills the templates with the names of `device`, and checks that the programs can be run.
     ///
     /// # Errors
     ///
-    /// [`ServerError::Ecn`]: the device does not have a name that a template asks for.
+    /// [`ServerError::Ecn`]: the device does not have a name that a template asks for, or a program does not exist or is
+    /// not executable.
     pub(super) fn of(hook: &EcnHook, device: &DeviceName) -> Result<Self, ServerError> {
         let fill = |command: EcnCommand| {
             let name = |placeholder| name_of(device, Path::new(SYSFS), placeholder);
             let filled = hook.template(command).fill(name);
-            filled.map_err(|why| ServerError::Ecn {
+            let checked = filled.and_then(|words| {
+                words.first().map_or(Ok(()), |program| check(program))?;
+                Ok(words)
+            });
+            checked.map_err(|why| ServerError::Ecn {
                 key: command.key(),
                 why,
             })
@@ -70,6 +77,19 @@ impl EcnCommands {
             EcnCommand::Restore => &self.restore,
         }
     }
+}
+
+/// Refuses a program that does not exist, is no file, or that this process may not execute.
+fn check(program: &str) -> Result<(), String> {
+    let wrong = |why: &dyn fmt::Display| {
+        format!("{program:?} {why}; name a program that the daemon's user may execute")
+    };
+    let of_file = std::fs::metadata(program);
+    let of_file = of_file.map_err(|error| wrong(&format_args!("cannot be run: {error}")))?;
+    if !of_file.is_file() {
+        return Err(wrong(&"is no file"));
+    }
+    access(program, Access::EXEC_OK).map_err(|_| wrong(&"is not executable"))
 }
 
 /// Returns the name of a device that a placeholder stands for, or why it has none. `sysfs` lists the RDMA devices.
