@@ -111,8 +111,8 @@ pub(crate) struct Top {
     /// Soft hosts to watch: soft for all, soft:HOST for one.
     #[arg(long, default_value = headworks::DEFAULT_DEVICE, value_parser = device)]
     pub(crate) device: DeviceName,
-    /// Watch a daemon instead, its applications and links. WHICH is its IP address, the path of the
-    /// socket that applications attach to, or where it serves its metrics: a path or IP:PORT [default:
+    /// Watch a daemon instead, its applications and links. WHICH is its IP address, the path of the first
+    /// socket that its applications attach to, or where it serves its metrics: a path or IP:PORT [default:
     /// $HEADWORKS_DAEMON, else 127.0.0.1].
     #[arg(
         long,

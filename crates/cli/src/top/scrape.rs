@@ -96,6 +96,12 @@ impl Scrape<'_> {
                 }
                 Err(Errno::AGAIN) => self.wait(None, clock::now() + RETRY_EVERY)?,
                 Err(Errno::INTR) => {}
+                // Applications attach to sockets that keep the borders of messages.
+                Err(Errno::PROTOTYPE) => bail!(
+                    "{}: applications attach there; name the daemon's address, its first socket, or where it serves its \
+                     metrics (a path or IP:PORT)",
+                    self.nobody()
+                ),
                 Err(errno) => return Err(errno).with_context(|| self.nobody()),
             }
         }
@@ -252,6 +258,20 @@ mod tests {
         std::fs::remove_file(&path).unwrap();
         let said = scraped(&at, SHORT, quiet).unwrap_err();
         assert!(said.starts_with("no daemon serves metrics at "), "{said}");
+    }
+
+    #[test]
+    fn a_socket_that_applications_attach_to_is_named_as_such() {
+        let (_directory, path, at) = place();
+        let flags = SocketFlags::CLOEXEC;
+        let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
+        rustix::net::bind(&socket, &SocketAddrUnix::new(&path).unwrap()).unwrap();
+        rustix::net::listen(&socket, 1).unwrap();
+        let (quiet, _other) = UnixStream::pair().unwrap();
+        let said = scraped(&at, SHORT, quiet).unwrap_err();
+        let expected = format!("no daemon serves metrics at {at}: applications attach there; name");
+        assert!(said.starts_with(&expected), "{said}");
+        assert_eq!(said.lines().count(), 1, "{said}");
     }
 
     #[test]
