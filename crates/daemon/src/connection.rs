@@ -129,6 +129,8 @@ pub(crate) struct Connection {
     /// The descriptor that notifies the application. If there is none, packets do.
     pub(crate) watch: Option<WatchId>,
     life: EndState,
+    /// Whether [`note_reset`](Self::note_reset) has reported a reset.
+    is_reset_noted: bool,
     /// Whether the connection is in its group's queue for control frames.
     is_queued: bool,
     notified: NotifiedState,
@@ -164,6 +166,7 @@ impl Connection {
             answers: VecDeque::new(),
             watch: None,
             life: EndState::default(),
+            is_reset_noted: false,
             is_queued: false,
             notified: NotifiedState::default(),
         }
@@ -186,6 +189,11 @@ impl Connection {
     /// Whether the connection still sends and receives: it was not reset.
     pub(crate) fn is_alive(&self) -> bool {
         self.life.reset == ResetState::None
+    }
+
+    /// Returns whether the connection was reset, the first time that it is called after that.
+    pub(crate) fn note_reset(&mut self) -> bool {
+        !self.is_alive() && !std::mem::replace(&mut self.is_reset_noted, true)
     }
 
     /// Whether the application has closed the connection or exited.

@@ -638,11 +638,11 @@ impl Domain {
         let ingress = &mut context.connection.ingress;
         ingress.release_all(number, (context.pool, app), memory);
         context.pool.stop_waiting(number);
-        let Some(over) = self.connections.remove(number) else {
+        let Some(mut over) = self.connections.remove(number) else {
             return;
         };
         let (session, handle) = (over.place.session, over.place.handle);
-        let (memory, was_reset) = (over.memory(), !over.is_alive());
+        let (memory, was_reset) = (over.memory(), over.note_reset());
         // Its views of the memory are dropped before the memory is given back.
         drop(over);
         if let Some(of) = self.sessions.get_mut(session) {

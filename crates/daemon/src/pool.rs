@@ -65,6 +65,8 @@ pub struct DomainPool {
     /// Admitted connections, in the order of their next turns.
     active: VecDeque<Vqpn>,
     waiters: PoolWaiters,
+    /// How often the bytes of an application were copied out.
+    copies: u64,
     /// How often connections of an application were reset because it kept memory.
     resets: u64,
     stops_admission: bool,
@@ -139,6 +141,7 @@ impl DomainPool {
             lost: Vec::new(),
             active: VecDeque::new(),
             waiters: PoolWaiters::default(),
+            copies: 0,
             resets: 0,
             stops_admission: false,
             reported: limits.reports_pool_level.then_some(PoolLevel::Safe),
@@ -436,6 +439,11 @@ impl DomainPool {
         self.waiters.look_from(number);
     }
 
+    /// Counts that bytes of an application are copied out, which the escape controller named.
+    pub(crate) fn count_copy(&mut self) {
+        self.copies += 1;
+    }
+
     /// Counts that connections of an application are reset because it keeps memory.
     pub(crate) fn count_reset(&mut self) {
         self.resets += 1;
@@ -541,7 +549,7 @@ impl DomainPool {
             reads,
             read_bytes,
             replacements: counters.replacements,
-            copies: counters.copies,
+            copies: self.copies,
             resets: self.resets,
             signals: counters.signals,
             huge: match self.buffer().has_reserved_huge_pages() {

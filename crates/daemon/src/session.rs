@@ -23,6 +23,8 @@ pub(crate) struct Session {
     /// Connections by handle.
     pub(crate) handles: HandleTable,
     pub(crate) traffic: Traffic,
+    /// The receive pool has named the application to be copied out, and nothing was copied since.
+    pub(crate) is_copy_due: bool,
     /// The application is gone. The worker finishes what is left without it.
     pub(crate) is_gone: bool,
 }
@@ -52,6 +54,7 @@ impl Session {
             is_first,
             handles: HandleTable::default(),
             traffic: Traffic::default(),
+            is_copy_due: false,
             is_gone: false,
         })
     }

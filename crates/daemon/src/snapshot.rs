@@ -79,7 +79,8 @@ pub struct PoolSnapshot {
     pub read_bytes: u64,
     /// Number of extents that were ever replaced.
     pub replacements: u64,
-    /// Number of times that an application's bytes were copied out, because it did not read them.
+    /// Number of times that an application's bytes were copied out, because it did not read them. A time at which nothing
+    /// could be copied does not count.
     pub copies: u64,
     /// Number of times that an application's connections were reset, because it kept memory for too long.
     pub resets: u64,

@@ -253,12 +253,13 @@ impl MetricsSnapshot {
             };
             let _ = writeln!(
                 text,
-                "  receive pool: {} of {} free, {} waiting, {} replaced, {} copies, {} signals{huge}",
+                "  receive pool: {} of {} free, {} waiting, {} replaced, {} copies, {} resets, {} signals{huge}",
                 domain.size("pool_free_bytes"),
                 domain.size("pool_bytes"),
                 domain.number("pool_waiting"),
                 domain.size("pool_replaced_bytes"),
                 domain.number("pool_copies_total"),
+                domain.number("pool_resets_total"),
                 domain.number("pool_signals_total"),
             );
             self.qp_groups_of(&mut text, domain, earlier);
@@ -508,7 +509,7 @@ mod tests {
             text,
             "127.0.0.1 on -, up -: 0 applications, - connections, 0 queue-pair groups, - queue pairs; draining -\n\n\
              user 7: - connections, - queue pairs, - of - receives promised, - of - used\n  \
-             receive pool: - of - free, - waiting, - replaced, - copies, - signals\n"
+             receive pool: - of - free, - waiting, - replaced, - copies, - resets, - signals\n"
         );
     }
 

@@ -120,6 +120,9 @@ impl ConnectionContext<'_> {
         if !self.connection.is_alive() {
             self.hang_up();
         }
+        if self.connection.note_reset() {
+            self.session.traffic.reset += 1;
+        }
     }
 
     /// Frees memory that the application no longer uses.

@@ -94,13 +94,15 @@ impl Domain {
             }
         }
         if let Some(app) = step.copy {
-            let mut of_app = self.sessions.iter().filter(|(_, one)| one.app == app);
+            let mut of_app = self.sessions.iter_mut().filter(|(_, one)| one.app == app);
             if let Some((_, session)) = of_app.next() {
+                // What it keeps cannot be moved, so perhaps nothing is copied.
                 tracing::warn!(
-                    "application {:?} does not read what it has received, and the receive pool is short: its bytes are \
-                     copied out",
+                    "application {:?} has held memory of the receive pool for long, and the pool is short: bytes that it has \
+                     not begun to read are copied out, and it may keep no more chunks for now",
                     session.name
                 );
+                session.is_copy_due = true;
                 self.moving_out.extend(session.handles.iter());
             }
         }
@@ -116,6 +118,9 @@ impl Domain {
             let ingress = &mut context.connection.ingress;
             let (moved, bytes) = ingress.move_out(MOVED_OUT, (context.pool, app), memory);
             context.session.traffic.copied_out += bytes;
+            if moved > 0 && std::mem::take(&mut context.session.is_copy_due) {
+                context.pool.count_copy();
+            }
             self.copied += bytes;
             if moved == MOVED_OUT {
                 self.moving_out.push_front(number);

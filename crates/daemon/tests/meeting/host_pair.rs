@@ -76,8 +76,17 @@ impl HostPair {
         Self::on_fabrics(identities, [0, 0])
     }
 
+    /// Two hosts whose daemons have these limits. The numbers of workers are those of the test.
+    pub(crate) fn with_limits(identities: [Identity; 2], limits: &DaemonLimits) -> Self {
+        Self::made(identities, [0, 0], limits)
+    }
+
     /// Two hosts whose devices are on these fabrics. Devices on different fabrics cannot reach each other.
     pub(crate) fn on_fabrics(identities: [Identity; 2], fabric_of: [usize; 2]) -> Self {
+        Self::made(identities, fabric_of, &DaemonLimits::default())
+    }
+
+    fn made(identities: [Identity; 2], fabric_of: [usize; 2], limits: &DaemonLimits) -> Self {
         let directories = [0, 1].map(|_| tempfile::tempdir().expect("a directory"));
         let providers = directories.each_ref().map(|directory| {
             let fabric = Registry::open_at(directory.path().join("fabric"));
@@ -92,7 +101,7 @@ impl HostPair {
             // One host has one worker, and the other has several.
             let limits = DaemonLimits {
                 workers: [1, 4][number - 1],
-                ..DaemonLimits::default()
+                ..limits.clone()
             };
             let mut daemon = Daemon::new(identity, device.clone(), limits);
             let session = daemon.session_up(1000);

@@ -2,8 +2,11 @@
 //! wake it.
 
 use headworks_client::connection::{Connection, KeptMemory, Received, Wake};
+use headworks_daemon::limits::DaemonLimits;
+use headworks_daemon::snapshot::{PoolSnapshot, Traffic};
+use headworks_verbs::Duration;
 
-use crate::host_pair::{HostPair, ONE, identity};
+use crate::host_pair::{HostPair, ONE, identity, pass};
 
 /// Bytes of a transfer. The application may not hold as much of the pool.
 const LEN: u32 = 2 << 20;
@@ -12,7 +15,13 @@ const PIECE: usize = 64 << 10;
 
 /// Sends a transfer that exhausts what the receiving application may hold. Returns that application's end.
 fn waiting_transfer() -> (HostPair, Box<Connection>, Box<Connection>) {
-    let mut pair = HostPair::new([identity(0, Some(ONE)), identity(1, Some(ONE))]);
+    transfer_with(&DaemonLimits::default())
+}
+
+/// As [`waiting_transfer`], between daemons with these limits.
+fn transfer_with(limits: &DaemonLimits) -> (HostPair, Box<Connection>, Box<Connection>) {
+    let identities = [identity(0, Some(ONE)), identity(1, Some(ONE))];
+    let mut pair = HostPair::with_limits(identities, limits);
     assert_eq!(pair.connect(), Ok(()));
     let (mut near, mut far) = pair.ends();
     let extent = pair.alloc(0, LEN);
@@ -85,4 +94,82 @@ fn dropping_what_was_kept_wakes_a_daemon_that_waits_for_memory() {
         wake(&mut pair);
         assert!(received(&pair) > before, "the transfer does not go on");
     }
+}
+
+/// A pool that one transfer exhausts.
+fn small_pool() -> DaemonLimits {
+    DaemonLimits {
+        pool_bytes: 256 << 10,
+        pool_quota: 100,
+        ..DaemonLimits::default()
+    }
+}
+
+/// State of the receiving daemon: of its pool, and of its application.
+fn pool_and_traffic(pair: &HostPair) -> (PoolSnapshot, Traffic) {
+    let domain = &pair.hosts[1].daemon.snapshot().domains[0];
+    (domain.pool, domain.applications[0].traffic)
+}
+
+/// Lets so much time pass that what the application holds counts as late, and lets the escape controller act.
+fn hold_for_long(pair: &mut HostPair) {
+    for _ in 0..4 {
+        pass(Duration::from_millis(60));
+        pair.settle();
+    }
+}
+
+#[test]
+fn an_application_that_keeps_all_that_it_received_is_not_counted_as_copied_out() {
+    let (mut pair, _near, mut far) = transfer_with(&small_pool());
+    let mut kept: Vec<KeptMemory> = Vec::new();
+    for _ in 0..2 {
+        while let (Some((_, one)), _) = far.receiving.keep().unwrap() {
+            kept.push(one);
+            pair.settle();
+        }
+        hold_for_long(&mut pair);
+    }
+    let (pool, traffic) = pool_and_traffic(&pair);
+    // As much is replaced as can be, and the pool is in danger all the same.
+    assert_eq!((pool.replaced, pool.signals > 0), (64 << 10, true));
+    assert_eq!((pool.copies, traffic.copied_out), (0, 0));
+}
+
+#[test]
+fn bytes_that_an_application_does_not_read_are_copied_out_and_counted() {
+    let (mut pair, _near, _far) = transfer_with(&small_pool());
+    hold_for_long(&mut pair);
+    let (pool, traffic) = pool_and_traffic(&pair);
+    assert!(pool.copies > 0 && traffic.copied_out > 0, "{pool:?}");
+}
+
+#[test]
+fn a_reset_is_counted_while_the_application_still_keeps_its_memory() {
+    let (mut pair, near, mut far) = transfer_with(&small_pool());
+    let mut kept: Vec<KeptMemory> = Vec::new();
+    while let (Some((_, one)), _) = far.receiving.keep().unwrap() {
+        kept.push(one);
+        pair.settle();
+    }
+    hold_for_long(&mut pair);
+    assert_eq!(pool_and_traffic(&pair).1.reset, 0);
+    for _ in 0..2 {
+        pass(Duration::from_secs(11));
+        pair.settle();
+    }
+    let (pool, traffic) = pool_and_traffic(&pair);
+    assert_eq!((pool.resets, traffic.reset), (1, 1));
+    // Closing the connection does not count it again.
+    assert!(!kept.is_empty());
+    for one in kept {
+        let _ = one.release();
+    }
+    for (host, handle) in [(0, near.handle()), (1, far.handle())] {
+        pair.hosts[host].application.close(handle);
+    }
+    pair.settle();
+    let domain = &pair.hosts[1].daemon.snapshot().domains[0];
+    assert_eq!(domain.object_counts.connections, 0);
+    assert_eq!(pool_and_traffic(&pair).1.reset, 1);
 }
