@@ -258,7 +258,7 @@ impl DaemonConfig {
     ///
     /// [`DaemonConfigError`]: the text has unknown keys or values that are not allowed.
     pub fn parse(text: &str) -> Result<Self, DaemonConfigError> {
-        let settings: Self = toml::from_str(text).map_err(|error| {
+        let mut settings: Self = toml::from_str(text).map_err(|error| {
             let span = error.span();
             let wrong = span.as_ref().and_then(|at| value_at(text, at.start));
             wrong.unwrap_or_else(|| DaemonConfigError::Text {
@@ -266,7 +266,10 @@ impl DaemonConfig {
                 says: error.message().lines().collect::<Vec<_>>().join(" "),
             })
         })?;
-        let checked = settings.limits.check();
+        let is_set = |key| line_of(text, key).is_some();
+        let limits = &mut settings.limits;
+        limits.complete_pools(is_set("pool_bytes"), is_set("pool_budget"));
+        let checked = limits.check();
         checked.map_err(|error| DaemonConfigError::Limits {
             line: line_of(text, error.key).unwrap_or(1),
             error,
@@ -392,6 +395,32 @@ mod tests {
         assert_eq!(settings.limits.pool_quota, 20);
         assert_eq!(settings.limits.qp_groups_max, 4);
         assert_eq!(settings.limits.receives, DaemonLimits::default().receives);
+    }
+
+    #[test]
+    fn one_size_of_the_pools_alone_is_legal_in_its_whole_range() {
+        let pools = |text: &str| {
+            let limits = DaemonConfig::parse(&format!("[limits]\n{text}\n")).map(|one| one.limits);
+            limits.map(|limits| (limits.pool_bytes, limits.pool_budget))
+        };
+        for (text, bytes, budget) in [
+            ("", 4 << 20, 12 << 20),
+            ("pool_bytes = 262144", 256 << 10, 12 << 20),
+            ("pool_bytes = 12582912", 12 << 20, 12 << 20),
+            ("pool_bytes = 16777216", 16 << 20, 16 << 20),
+            ("pool_bytes = 1073741824", 1 << 30, 1 << 30),
+            ("pool_budget = 262144", 256 << 10, 256 << 10),
+            ("pool_budget = 4194304", 4 << 20, 4 << 20),
+            ("pool_budget = 1099511627776", 4 << 20, 1 << 40),
+        ] {
+            assert_eq!(pools(text), Ok((bytes, budget)), "{text:?}");
+        }
+        // Both are set, and do not fit each other.
+        let line = pools("pool_budget = 262144\npool_bytes = 524288").unwrap_err();
+        assert_eq!(
+            line.to_string(),
+            "line 3: pool_bytes is 524288: at most pool_budget, which is 262144"
+        );
     }
 
     #[test]

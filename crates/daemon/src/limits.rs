@@ -45,11 +45,11 @@ pub struct DaemonLimits {
     /// current use of memory). Default 131,072 (RaaS, section III-B).
     pub copy_below: u32,
     /// Bytes of a tenant's receive pool: 262,144 to 1,073,741,824, a multiple of 4,096. Divided among the workers; each
-    /// has 262,144 at least. Default 4,194,304.
+    /// has 262,144 at least. Default 4,194,304; in a configuration file that sets `pool_budget`, at most that.
     pub pool_bytes: u64,
     /// Bytes of the receive pools of all tenants: 262,144 to 1,099,511,627,776, a multiple of 4,096. A tenant gets what is left
     /// of it, at most `pool_bytes`, and 262,144 for each worker at least. Default 12,582,912 (section 4.1.3 of Jet: 12 MB of a
-    /// host's cache).
+    /// host's cache); in a configuration file that sets `pool_bytes`, at least that.
     pub pool_budget: u64,
     /// Part of its pool that an application may hold, in percent: 1 to 100. Default 50.
     pub pool_quota: u32,
@@ -257,6 +257,16 @@ impl fmt::Display for AllowedRange {
 }
 
 impl DaemonLimits {
+    /// Adapts those sizes of receive pools that were not set to the others: a tenant's pool is at most as long as all pools
+    /// together.
+    pub(crate) fn complete_pools(&mut self, is_pool_set: bool, is_budget_set: bool) {
+        match (is_pool_set, is_budget_set) {
+            (_, false) => self.pool_budget = self.pool_budget.max(self.pool_bytes),
+            (false, true) => self.pool_bytes = self.pool_bytes.min(self.pool_budget),
+            (true, true) => {}
+        }
+    }
+
     /// Checks that all values are allowed.
     ///
     /// # Errors
