@@ -112,6 +112,8 @@ struct TenantDomain {
     memories: Vec<MemoryObserver>,
     /// Bytes of its receive pool.
     pool_bytes: u64,
+    /// A part of the pool did not get the huge pages that it asked for, which was logged. Further parts do not ask.
+    lacks_huge_pages: bool,
 }
 
 /// A port that an application listens at.

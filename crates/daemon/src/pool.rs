@@ -115,15 +115,6 @@ impl DomainPool {
             is_sealed: true,
             has_own_file: true,
         })?;
-        if limits.pool_pages == PoolPages::Huge && !buffer.has_reserved_huge_pages() {
-            let why = match pages {
-                Pages::PreferHuge => "too few are reserved or this kernel cannot seal them",
-                Pages::Ordinary => "the pool is shorter than one",
-            };
-            tracing::warn!(
-                "pool_pages: a receive pool of {len} bytes has ordinary pages and no huge ones: {why}"
-            );
-        }
         // No peer gets a key to it.
         let region = pd.register(&buffer, Access::LOCAL_WRITE)?;
         let quota = u64::from(config.budget_units()) * u64::from(limits.pool_quota) / 100;
@@ -159,6 +150,18 @@ impl DomainPool {
     /// Number of the pool's slab in every session.
     pub(crate) fn slab(&self) -> u32 {
         self.slab
+    }
+
+    /// Why the memory does not have the huge pages that `limits` ask for. `None` if it has them, or none are wanted.
+    pub(crate) fn lack_of_huge_pages(&self, limits: &DaemonLimits) -> Option<&'static str> {
+        let buffer = self.buffer();
+        if limits.pool_pages != PoolPages::Huge || buffer.has_reserved_huge_pages() {
+            return None;
+        }
+        Some(match pages_of(limits.pool_pages, buffer.len() as u64) {
+            Pages::PreferHuge => "too few are reserved, or this kernel cannot seal them",
+            Pages::Ordinary => "each worker's part of it is shorter than one",
+        })
     }
 
     /// Memory of the pool, for handing to applications.

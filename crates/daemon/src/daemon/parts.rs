@@ -10,6 +10,7 @@ use super::{Daemon, Output, PeerId, TenantDomain};
 use crate::control::{DomainPair, Message};
 use crate::domain::{self, Domain, DomainError};
 use crate::ids::{DomainPart, QpGroupKey, SessionId, WorkerId};
+use crate::limits::PoolPages;
 use crate::worker::Worker;
 
 impl Daemon {
@@ -183,6 +184,7 @@ impl Daemon {
                     pd: pd.clone(),
                     memories: Vec::new(),
                     pool_bytes,
+                    lacks_huge_pages: false,
                 };
                 self.domains.insert(at.domain, domain);
                 pd
@@ -196,9 +198,22 @@ impl Daemon {
             let mut limits = self.config.of_each_worker();
             if let Some(domain) = self.domains.get(&at.domain) {
                 limits.pool_bytes = domain.pool_bytes;
+                if domain.lacks_huge_pages {
+                    limits.pool_pages = PoolPages::Ordinary;
+                }
             }
             let part = Domain::new(at.domain, tenant, at.worker, (&self.device, &pd), &limits);
-            worker.add(at.domain, part.map_err(refuse)?);
+            let part = part.map_err(refuse)?;
+            if let Some(why) = part.lack_of_huge_pages(&limits)
+                && let Some(domain) = self.domains.get_mut(&at.domain)
+            {
+                domain.lacks_huge_pages = true;
+                tracing::warn!(
+                    "pool_pages: the receive pool of {tenant}, of {} bytes, has ordinary pages and no huge ones: {why}",
+                    domain.pool_bytes
+                );
+            }
+            worker.add(at.domain, part);
             self.wake_if_armed(at.worker, &worker);
         }
         Ok(())

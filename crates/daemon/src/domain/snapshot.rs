@@ -7,6 +7,7 @@ use headworks_verbs::Instant;
 
 use super::Domain;
 use crate::ecn::PoolLevel;
+use crate::limits::DaemonLimits;
 use crate::session::Session;
 use crate::snapshot::{ObjectCounts, PoolSnapshot, QpGroupSnapshot, Traffic};
 
@@ -57,6 +58,11 @@ impl Domain {
     /// Returns the level of the receive pool.
     pub fn pool_level(&self) -> PoolLevel {
         self.pool.level()
+    }
+
+    /// Why the receive pool does not have the huge pages that `limits` ask for. `None` if it has them, or none are wanted.
+    pub(crate) fn lack_of_huge_pages(&self, limits: &DaemonLimits) -> Option<&'static str> {
+        self.pool.lack_of_huge_pages(limits)
     }
 
     /// Returns the state of the receive pool.

@@ -1,8 +1,12 @@
 //! A daemon that sleeps while a transfer waits for memory of the receive pool. No time passes, so nothing but a release can
 //! wake it.
 
+use std::io;
+use std::io::Write;
+use std::sync::{Arc, Mutex};
+
 use headworks_client::connection::{Connection, KeptMemory, Received, Wake};
-use headworks_daemon::limits::DaemonLimits;
+use headworks_daemon::limits::{DaemonLimits, PoolPages};
 use headworks_daemon::snapshot::{PoolSnapshot, Traffic};
 use headworks_verbs::Duration;
 
@@ -172,4 +176,48 @@ fn a_reset_is_counted_while_the_application_still_keeps_its_memory() {
     let domain = &pair.hosts[1].daemon.snapshot().domains[0];
     assert_eq!(domain.object_counts.connections, 0);
     assert_eq!(pool_and_traffic(&pair).1.reset, 1);
+}
+
+/// Collects what is logged.
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<u8>>>);
+
+impl Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.lock().unwrap().extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[test]
+fn the_lack_of_huge_pages_is_logged_once_for_each_tenant() {
+    let log = Log::default();
+    let writer = log.clone();
+    let subscriber = tracing_subscriber::fmt()
+        .with_writer(move || writer.clone())
+        .finish();
+    tracing::subscriber::with_default(subscriber, || {
+        // No part of such a pool is as long as a huge page.
+        let (pair, ..) = transfer_with(&DaemonLimits {
+            pool_bytes: 1 << 20,
+            pool_pages: PoolPages::Huge,
+            ..DaemonLimits::default()
+        });
+        // The second daemon has two parts of its workers.
+        assert_eq!(pool_and_traffic(&pair).0.bytes, 512 << 10);
+    });
+    let said = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
+    let lines: Vec<&str> = said
+        .lines()
+        .filter(|one| one.contains("pool_pages"))
+        .collect();
+    assert_eq!(lines.len(), 2, "{said}");
+    assert!(
+        lines[1].contains("of 1048576 bytes, has ordinary pages"),
+        "{said}"
+    );
 }
