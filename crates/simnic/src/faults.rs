@@ -68,10 +68,13 @@ pub enum FaultPoint {
     Placing,
     /// A notification of congestion (CNP) leaves. [`Verdict::Refuse`] loses it.
     Notification,
+    /// A host whose memory is modelled is created, or one of the [moments](Rule::moments) has come.
+    /// [`Verdict::Antagonist`] has programs use the memory of that host until the next moment.
+    Memory,
 }
 
 /// Number of fault points.
-const FAULT_POINTS: usize = 8;
+const FAULT_POINTS: usize = 9;
 
 /// An event and its facts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -90,7 +93,7 @@ pub struct FaultEvent<'e> {
     pub packets: u32,
     /// Virtual time of the event.
     pub at: Instant,
-    /// Time at which packets would arrive; otherwise equal to `at`.
+    /// Time at which packets would arrive, behind those that are held on the same path; otherwise equal to `at`.
     pub arrives: Instant,
 }
 
@@ -114,6 +117,9 @@ pub enum Verdict {
     Drift(i32),
     /// The last bytes are placed first.
     Backwards,
+    /// A program on the host uses so much of the memory's bandwidth, in GB/s, as far as the others leave it. Several
+    /// add up, also with the preset's own.
+    Antagonist(u32),
 }
 
 /// A pure rule that injects faults.
@@ -122,7 +128,7 @@ pub trait Rule: Send + Sync {
     /// not concern the rule. `random` serves this decision alone.
     fn judge(&self, event: &FaultEvent<'_>, random: &mut Random) -> Option<Verdict>;
 
-    /// Returns the times at which the rule wants to be asked about every actor's life.
+    /// Returns the times at which the rule wants to be asked about every actor's life and every host's memory.
     fn moments(&self) -> Vec<Instant> {
         Vec::new()
     }
@@ -212,6 +218,12 @@ impl Faults {
         }
     }
 
+    /// Returns all moments at which rules want to be asked, in order.
+    pub(crate) fn moments(&self) -> impl Iterator<Item = Ps> + use<> {
+        let all = self.rules.moments().into_iter();
+        all.map(|at| at.nanos().saturating_mul(NS))
+    }
+
     /// Returns the rules' verdict on an event.
     pub(crate) fn judge(&mut self, point: FaultPoint, facts: Facts<'_>) -> CombinedVerdict {
         let number = self.count(point, facts.host.0);
@@ -231,12 +243,14 @@ impl Faults {
     ) -> PacketOutcome {
         let (stream, way) = (facts.host.0.into(), (facts.host.0, to));
         let number = self.count(point, facts.host.0);
-        let mut said = self.rules.judge(&event(point, number, &facts), stream);
-        let (held, would) = (said.waits, facts.arrives);
+        let would = facts.arrives;
         let behind = self.held.get(&way).map_or(would, |held| would.max(*held));
+        facts.arrives = behind;
+        let mut said = self.rules.judge(&event(point, number, &facts), stream);
+        let held = said.waits;
         let in_turn = later(behind, held.map_or(0, ps));
         facts.arrives = later(in_turn, said.overtaken.map_or(0, ps));
-        if facts.arrives > would {
+        if facts.arrives > behind {
             said.unite(self.rules.judge(&event(point, number, &facts), stream));
         }
         let fate = match (said.kills, said.refuses) {
@@ -382,6 +396,8 @@ mod tests {
             Verdict::Kill,
             Verdict::Drift(0),
             Verdict::Backwards,
+            Verdict::Antagonist(0),
+            Verdict::Antagonist(1),
         ];
         let notes: std::collections::BTreeSet<_> = all.map(judged).into_iter().collect();
         assert_eq!(notes.len(), all.len());

@@ -99,6 +99,8 @@ pub(crate) enum Event {
     HostChanged { host: u32 },
     /// A notification of congestion (CNP) reaches a sender.
     Notification { qp: QpRef },
+    /// Fault rules are asked about the antagonist on a host.
+    Memory { host: u32 },
     /// A completion queue notifies its channel. `life` is that of the queue which was armed.
     Channel { cq: u32, life: u32 },
 }
@@ -372,6 +374,7 @@ impl Model {
                 random,
             );
             self.hosts[number as usize].receiving = Some(Box::new(side));
+            self.schedule_antagonist(number);
         }
         self.trace_host(number);
         self.set_clock(number);
@@ -482,6 +485,7 @@ impl Model {
                 self.changed_hosts.push((host, self.now));
             }
             Event::Notification { qp } => self.on_notification(qp),
+            Event::Memory { host } => self.set_antagonist(host),
             Event::Channel { cq, life } => self.channel_event(cq, life),
         }
     }

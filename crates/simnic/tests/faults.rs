@@ -336,3 +336,126 @@ fn packets_that_come_never_are_packets_that_are_lost() {
         }
     }
 }
+
+#[test]
+fn an_antagonist_uses_memory_from_its_beginning_to_its_end() {
+    let rule = rules::antagonist("b", at(100), micros(50), 30);
+    let pair = ConnectedHosts::with_memory(Rules::new(1).with(rule), &[]);
+    let moved = || {
+        let before = pair.memory().memory_antagonist;
+        pair.rest(micros(50));
+        pair.memory().memory_antagonist - before
+    };
+    let count = at(100).since(pair.now()).nanos() / 50_000;
+    let early: u64 = (0..count).map(|_| moved()).sum();
+    assert_eq!(early, 0);
+    // 30 GB/s for 50 µs.
+    let (one, other, late) = (moved(), moved(), moved());
+    assert!(
+        (1_450_000..1_550_000).contains(&(one + other)),
+        "{one} {other}"
+    );
+    assert_eq!(late, 0);
+}
+
+#[test]
+fn antagonists_add_up_besides_that_of_the_preset_and_leave_other_hosts_alone() {
+    let (from, span) = (at(0), micros(100_000));
+    let all = Rules::new(1)
+        .with(rules::antagonist("b", from, span, 10))
+        .with(rules::antagonist("b", from, span, 20))
+        .with(rules::antagonist("a", from, span, 40));
+    let pair = ConnectedHosts::with_memory(all, &[("host.antagonist", "5")]);
+    let before = pair.memory().memory_antagonist;
+    pair.rest(micros(100));
+    let moved = pair.memory().memory_antagonist - before;
+    assert!((3_400_000..3_600_000).contains(&moved), "{moved}");
+}
+
+#[test]
+fn writes_are_slower_while_an_antagonist_runs_and_each_run_is_the_same() {
+    // No line of a WRITE stays in such a cache.
+    let small = [
+        ("host.cache", "64"),
+        ("host.dma_cache", "16"),
+        ("host.memory", "60"),
+    ];
+    let span = Duration::from_millis(100);
+    let took = |rules| {
+        let mut pair = ConnectedHosts::with_memory(rules, &small);
+        let begin = pair.now();
+        for number in 0..20 {
+            pair.write(number, 50_000, 3);
+        }
+        let done = pair.sends(20);
+        assert!(done.iter().all(|one| one.status == Status::Success));
+        (pair.now().since(begin), pair.run_digests())
+    };
+    let with = |host| Rules::new(1).with(rules::antagonist(host, at(0), span, 250));
+    let (quiet, slow) = (took(with("nobody")), took(with("b")));
+    // 1 MB takes 80 µs at the rate of the link, and 300 µs at the RNIC's share of memory.
+    assert!(slow.0.nanos() > 2 * quiet.0.nanos(), "{quiet:?} {slow:?}");
+    assert_eq!(took(with("b")), slow);
+    assert_ne!(quiet.1, slow.1);
+}
+
+#[test]
+fn an_antagonist_has_no_effect_where_memory_is_not_modelled() {
+    let of = |rules| {
+        let mut pair = ConnectedHosts::new(rules, 7, 7);
+        pair.write(1, 50_000, 3);
+        pair.sends(1);
+        (pair.now(), pair.run_digests())
+    };
+    let rule = rules::antagonist("b", at(0), micros(1_000), 250);
+    assert_eq!(of(Rules::new(1)), of(Rules::new(1).with(rule)));
+}
+
+#[test]
+fn a_lost_notification_does_not_slow_its_sender_down() {
+    // The bus takes bytes more slowly than the link carries them.
+    let slow = [
+        ("host.posted_lines", "40"),
+        ("nic.rx_notify", "1"),
+        ("dcqcn.notify_time", "20"),
+    ];
+    let took = |times| {
+        let rule = rules::lose_notifications(times);
+        let mut pair = ConnectedHosts::with_memory(Rules::new(1).with(rule), &slow);
+        let begin = pair.now();
+        for number in 0..20 {
+            pair.write(number, 50_000, 3);
+        }
+        let done = pair.sends(20);
+        assert!(done.iter().all(|one| one.status == Status::Success));
+        assert!(pair.memory().notifications_sent > 0);
+        pair.now().since(begin)
+    };
+    let (none, half, all) = (took(0), took(2), took(1));
+    assert!(all < half && half < none, "{all} {half} {none}");
+}
+
+#[test]
+fn a_paused_link_delivers_everything_in_order_after_the_pause() {
+    let rule = || rules::pause_link("b", at(0), micros(500));
+    let mut pair = ConnectedHosts::new(Rules::new(1).with(rule()), 7, 7);
+    for number in 0..10 {
+        pair.write(number, 64, number as u8 + 1);
+    }
+    pair.rest(micros(400));
+    assert_eq!(pair.there.bytes(0, 1), [0]);
+    let done = pair.sends(10);
+    assert!(done.iter().all(|one| one.status == Status::Success));
+    assert_eq!(pair.there.bytes(0, 1), [10]);
+    assert!(pair.now() > at(500) && pair.now() < at(0) + TIMEOUT);
+    assert_eq!(pair.sent_again(), 0);
+    // Packets in the other direction are not paused.
+    let mut pair = ConnectedHosts::new(
+        Rules::new(1).with(rules::pause_link("a", at(0), micros(500))),
+        7,
+        7,
+    );
+    pair.write(1, 64, 3);
+    pair.rest(micros(100));
+    assert_eq!(pair.there.bytes(0, 1), [3]);
+}

@@ -68,6 +68,37 @@ pub fn pause_link(host: &str, from: Instant, span: Duration) -> impl Rule + use<
     })
 }
 
+/// Has a program use up to `gb_per_s` of the bandwidth of a host's memory for `span` from `from` on, as `membw` does.
+/// It has no effect on hosts whose memory is not modelled.
+pub fn antagonist(host: &str, from: Instant, span: Duration, gb_per_s: u32) -> impl Rule + use<> {
+    let (host, until) = (host.to_owned(), from + span);
+    Antagonist {
+        host,
+        from,
+        until,
+        gb_per_s,
+    }
+}
+
+struct Antagonist {
+    host: String,
+    from: Instant,
+    until: Instant,
+    gb_per_s: u32,
+}
+
+impl Rule for Antagonist {
+    fn judge(&self, event: &FaultEvent<'_>, _: &mut Random) -> Option<Verdict> {
+        let own = event.point == FaultPoint::Memory && event.host == self.host;
+        let runs = own && (self.from..self.until).contains(&event.at);
+        runs.then_some(Verdict::Antagonist(self.gb_per_s))
+    }
+
+    fn moments(&self) -> Vec<Instant> {
+        vec![self.from, self.until]
+    }
+}
+
 /// Delays one packet in `times` by up to `by_most`, and lets packets that leave later overtake it.
 pub fn reorder(times: u64, by_most: Duration) -> impl Rule {
     from_fn(move |event, random| {

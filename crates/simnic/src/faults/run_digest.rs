@@ -25,6 +25,7 @@ enum DigestTag {
     Respond,
     Overruns,
     Notification,
+    Memory,
 }
 
 /// A digest of everything that happened so far, and when.
@@ -113,6 +114,7 @@ impl RunDigest {
             Event::Fails { qp } => self.note(&[at, DigestTag::Fails as u64, of(qp)]),
             Event::Overruns { qp } => self.note(&[at, DigestTag::Overruns as u64, of(qp)]),
             Event::Notification { qp } => self.note(&[at, DigestTag::Notification as u64, of(qp)]),
+            Event::Memory { host } => self.note(&[at, DigestTag::Memory as u64, (*host).into()]),
             Event::HostChanged { host } => {
                 self.note(&[at, DigestTag::HostChanged as u64, (*host).into()])
             }

@@ -16,6 +16,8 @@ pub(crate) struct CombinedVerdict {
     pub(crate) overtaken: Option<Duration>,
     pub(crate) drift: Option<i32>,
     pub(crate) backwards: bool,
+    /// Bandwidth that programs use besides, in GB/s.
+    pub(crate) antagonist: Option<u32>,
 }
 
 impl CombinedVerdict {
@@ -37,6 +39,9 @@ impl CombinedVerdict {
             Verdict::Kill => self.kills = true,
             Verdict::Overrun => self.overruns = true,
             Verdict::Backwards => self.backwards = true,
+            Verdict::Antagonist(more) => {
+                self.antagonist = Some(self.antagonist.unwrap_or(0).saturating_add(more));
+            }
             Verdict::Drift(ppm) => self.drift = Some(self.drift.unwrap_or(0).saturating_add(ppm)),
         }
     }
@@ -52,7 +57,8 @@ impl CombinedVerdict {
     pub(super) fn digest(&self) -> u64 {
         let span = |span: Option<Duration>| span.map_or(0, |span| span.nanos().saturating_add(1));
         let words = [
-            u64::from(self.overruns) << 3
+            self.antagonist.map_or(0, |rate| u64::from(rate) + 1) << 4
+                | u64::from(self.overruns) << 3
                 | u64::from(self.backwards) << 2
                 | u64::from(self.kills) << 1
                 | u64::from(self.refuses),

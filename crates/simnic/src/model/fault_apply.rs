@@ -5,7 +5,7 @@ use headworks_verbs::{Instant, SendOp};
 use super::packet_arrival::{asked, copy_from_sender};
 use super::{Event, Model, Piece, QpRef};
 use crate::faults::{CombinedVerdict, Facts, FaultPoint, Faults, PacketOutcome, Rules, ps};
-use crate::hardware_units::{NS, Ps, later};
+use crate::hardware_units::{NEVER, NS, Ps, later};
 use crate::registered_memory::{self, Span};
 
 impl Model {
@@ -79,6 +79,29 @@ impl Model {
             && self
                 .judge(FaultPoint::Notification, host, "", self.now)
                 .refuses
+    }
+
+    /// Asks the rules about the antagonist on a new host, now and at all their moments.
+    pub(super) fn schedule_antagonist(&mut self, host: u32) {
+        let Some(faults) = self.faults.as_deref() else {
+            return;
+        };
+        let later = faults
+            .moments()
+            .filter(|at| (self.now + 1..NEVER).contains(at));
+        for at in later.collect::<Vec<_>>() {
+            self.event_queue.put(at, Event::Memory { host });
+        }
+        self.set_antagonist(host);
+    }
+
+    /// Sets the bandwidth that an antagonist uses on a host as the rules say.
+    pub(super) fn set_antagonist(&mut self, host: u32) {
+        let now = self.now;
+        let said = self.judge(FaultPoint::Memory, host, "", now).antagonist;
+        if let Some(side) = self.hosts[host as usize].receiving.as_deref_mut() {
+            side.set_antagonist(now, said.unwrap_or(0));
+        }
     }
 
     /// Returns the time until which a rule stalls an actor whose step is due `at`.

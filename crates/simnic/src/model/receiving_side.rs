@@ -161,6 +161,12 @@ impl ReceivingSide {
         }
     }
 
+    /// Sets the bandwidth that an antagonist uses besides the preset's, in GB/s.
+    pub(super) fn set_antagonist(&mut self, now: Ps, gb_per_s: u32) {
+        let demand = self.constants.antagonist + f64::from(gb_per_s) * 1e-3;
+        self.host.set_antagonist(now, demand);
+    }
+
     /// Returns the counters at `now`.
     pub(crate) fn counters(&mut self, now: Ps) -> HostCounters {
         self.host.counters(now)

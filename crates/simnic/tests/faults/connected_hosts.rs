@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use headworks_simnic::SimProvider;
 use headworks_simnic::faults::Rules;
+use headworks_simnic::{HostCounters, Preset, SimProvider};
 use headworks_verbs::bringup::ConnectionParams;
 use headworks_verbs::{
     Access, AllocRequest, AsyncEvent, BringUp, Completion, CompletionQueue, CqInit, Device,
@@ -114,6 +114,19 @@ impl ConnectedHosts {
     /// Connects two hosts whose network has faults by these rules.
     pub(crate) fn new(rules: Rules, retry_count: u8, rnr_retry: u8) -> Self {
         let provider = SimProvider::new().with_rules(rules);
+        Self::of(provider, retry_count, rnr_retry)
+    }
+
+    /// Connects two hosts whose memory is modelled, with these changed constants.
+    pub(crate) fn with_memory(rules: Rules, constants: &[(&str, &str)]) -> Self {
+        let mut machine = Preset::named("cx6dx-2x100g").expect("a preset");
+        for (key, value) in constants {
+            machine.set(key, value).expect("legal");
+        }
+        Self::of(SimProvider::of(machine).with_rules(rules), 7, 7)
+    }
+
+    fn of(provider: SimProvider, retry_count: u8, rnr_retry: u8) -> Self {
         let (mut here, mut there) = (PairHost::new(&provider, "a"), PairHost::new(&provider, "b"));
         let tuning = ConnectionParams {
             timeout: CODE,
@@ -151,6 +164,13 @@ impl ConnectedHosts {
     pub(crate) fn sent_again(&self) -> u64 {
         let all = self.provider.counters();
         all.iter().map(|(_, counters)| counters.sent_again).sum()
+    }
+
+    /// Returns the counters of the receiving host's memory and of congestion.
+    pub(crate) fn memory(&self) -> HostCounters {
+        let all = self.provider.host_counters();
+        let there = all.into_iter().find(|(host, _)| host == "b");
+        there.expect("is modelled").1
     }
 
     fn post(&mut self, wr_id: u64, op: SendOp, offset: usize, len: u32) {
