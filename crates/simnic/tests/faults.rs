@@ -459,3 +459,21 @@ fn a_paused_link_delivers_everything_in_order_after_the_pause() {
     pair.rest(micros(100));
     assert_eq!(pair.there.bytes(0, 1), [3]);
 }
+
+#[test]
+fn a_read_asks_again_only_for_the_parts_that_are_missing() {
+    // The RNIC drops most of what it cannot write to memory at once.
+    let small = [
+        ("host.posted_lines", "4"),
+        ("host.posted_time", "1000"),
+        ("nic.rx_buffer", "2"),
+        ("nic.burst", "1"),
+    ];
+    let mut pair = ConnectedHosts::with_memory(Rules::new(1), &small);
+    pair.there.fill(0, 1 << 20, 9);
+    pair.read(1, 1 << 20);
+    assert_eq!(pair.sends(1)[0].status, Status::Success);
+    assert!(pair.here.bytes(0, 1 << 20).iter().all(|byte| *byte == 9));
+    assert!(pair.sent_again() > 10);
+    assert!(pair.now() < at(1_000_000), "{:?}", pair.now());
+}

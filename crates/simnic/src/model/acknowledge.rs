@@ -128,9 +128,8 @@ impl Model {
             false => (psn.saturating_sub(wqe.psn) as u32).saturating_mul(mtu),
         };
         let mut again = 0;
-        for wqe in qp.sq.iter_mut().skip(at).take((sending - number) as usize) {
+        for wqe in qp.sq.iter().skip(at).take((sending - number) as usize) {
             if wqe.reads() && !wqe.answered {
-                wqe.returned = 0;
                 qp.reads = qp.reads.saturating_sub(1);
             }
             again += u64::from(wqe.packets);

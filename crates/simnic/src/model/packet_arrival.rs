@@ -463,7 +463,8 @@ impl Model {
             wqe: number,
             psn,
         };
-        self.queue_response(piece.to, Response::new(read_request, found, len, ready));
+        let response = Response::new(read_request, found, (piece.offset, len), ready);
+        self.queue_response(piece.to, response);
     }
 
     /// Executes an atomic, and returns the value it found.
@@ -513,7 +514,10 @@ impl Model {
         }
         let is_missing = wanted < piece.wqe || qp.sq[at].returned < piece.offset;
         if is_missing {
-            if wanted < qp.sending && qp.missed.replace(wanted) != Some(wanted) {
+            // Parts behind the missing one may still arrive, so it is asked for once.
+            let missed = Some((wanted, qp.sq[at].returned));
+            if wanted < qp.sending && qp.missed != missed {
+                qp.missed = missed;
                 self.retransmit(index, psn);
                 self.make_ready(index);
             }

@@ -75,8 +75,8 @@ pub(crate) struct Qp {
     pub(crate) may_notify_at: Ps,
     pub(crate) retries: u8,
     pub(crate) rnr_tries: u8,
-    /// The READ or atomic whose response was last found to be missing.
-    pub(crate) missed: Option<u64>,
+    /// The READ or atomic whose response was last found to have a gap, and the number of bytes before the gap.
+    pub(crate) missed: Option<(u64, u32)>,
     /// Number of answers from the peer that showed progress.
     pub(crate) last_progress: u64,
     /// Value of `last_progress` when the timeout was set; `None` if no timeout is set.

@@ -44,14 +44,14 @@ impl Response {
     pub(super) fn new(
         read_request: ReadRequest,
         found: ResponseSource,
-        len: u32,
+        (offset, len): (u32, u32),
         ready: Ps,
     ) -> Self {
         Self {
             read_request,
             found,
             len,
-            offset: 0,
+            offset,
             ready,
         }
     }
@@ -70,8 +70,9 @@ impl Model {
             return;
         };
         let same = |other: &Response| other.read_request == response.read_request;
-        if qp.responses.iter().any(same) {
-            // A duplicate request, whose response is still queued.
+        if let Some(queued) = qp.responses.iter_mut().find(|other| same(other)) {
+            // A duplicate request, whose response is still queued. It goes back to the first part that is missing.
+            queued.offset = queued.offset.min(response.offset);
             return;
         }
         qp.responses.push_back(response);

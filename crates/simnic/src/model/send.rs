@@ -183,6 +183,8 @@ impl Model {
             return;
         };
         let (mtu, offset, reads) = (qp.connection.mtu, qp.sent, wqe.reads());
+        // A READ that is retransmitted asks only for what is missing.
+        let returned = wqe.returned;
         let is_inline = wqe.data.bytes().is_some();
         let part = match reads {
             true => 0,
@@ -302,7 +304,7 @@ impl Model {
                     to: QpRef { index: 0, life: 0 },
                     wqe: number,
                     psn,
-                    offset,
+                    offset: if reads { returned } else { offset },
                     len: part,
                     packets: packets as u16,
                     kind: if reads {
