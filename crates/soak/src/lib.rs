@@ -53,10 +53,25 @@ pub struct SeedResult {
     pub broken: usize,
     /// Number of packets that were retransmitted.
     pub sent_again: u64,
+    /// What congestion did, on machines that model it.
+    pub congestion: Congestion,
     /// Digest of all events. Every run of a seed has the same digest.
     pub run_digest: u64,
     /// Number of events.
     pub events: u64,
+}
+
+/// Effects of congestion on all hosts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Congestion {
+    /// Number of packets that were dropped for lack of room.
+    pub dropped: u64,
+    /// Number of notifications (CNP) that reached senders.
+    pub notified: u64,
+    /// Time for which links were paused (PFC), in nanoseconds.
+    pub paused_nanos: u64,
+    /// Bytes that antagonists moved to or from memory.
+    pub antagonist_bytes: u64,
 }
 
 /// A seed whose run broke a promise.
@@ -139,6 +154,13 @@ fn run_plan(plan: Plan) -> Result<SeedResult, Vec<String>> {
     let (run_digest, events) = world.run_digest().unwrap_or_default();
     let usage = world.usage_monitor().last();
     let hosts = usage.iter().flat_map(|usage| &usage.hosts);
+    let mut congestion = Congestion::default();
+    for counters in hosts.clone().filter_map(|host| host.receiving) {
+        congestion.dropped += counters.dropped;
+        congestion.notified += counters.notifications_received;
+        congestion.paused_nanos += (counters.paused + counters.held) / 1_000;
+        congestion.antagonist_bytes += counters.memory_antagonist;
+    }
     Ok(SeedResult {
         messages: observations.rings.iter().map(|ring| ring.received).sum(),
         rings: plan.rings,
@@ -148,6 +170,7 @@ fn run_plan(plan: Plan) -> Result<SeedResult, Vec<String>> {
             .filter(|ring| ring.is_broken())
             .count(),
         sent_again: hosts.map(|host| host.counters.sent_again).sum(),
+        congestion,
         run_digest,
         events,
     })

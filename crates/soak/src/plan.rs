@@ -17,6 +17,9 @@ const SENDERS: &str = "senders";
 /// Presets that plans draw from. A longer list would change the meaning of every seed.
 const PRESETS: [&str; 3] = ["cx3-40g", "cx5-100g", "cx6-100g"];
 
+/// Presets of machines that model the memory of hosts and congestion.
+const MEMORY_PRESETS: [&str; 2] = ["cx4lx-2x25g", "cx6dx-2x100g"];
+
 /// Maximum number of packets that the messages of a plan are expected to take. A packet is about four
 /// events.
 const PACKETS_MAX: u64 = 1_000_000;
@@ -28,6 +31,9 @@ const WORDS: u64 = 3;
 const PACKETS_IN_TIMEOUT: u64 = 15_000;
 /// Minimum number of messages of a ring, however many packets they take.
 const FEW: u64 = 20;
+/// Constants that make machines drop packets, and the packets per thousand that are expected to be dropped then.
+const DROPPING: [&str; 2] = ["nic.rx_buffer", "switch.buffer"];
+const DROPPED_OF_1000: u64 = 50;
 /// Fault rates: one packet in this many meets a fault.
 const SOME: [u64; 4] = [1_000, 200, 50, 20];
 /// Promises of a device that polled rings need.
@@ -180,6 +186,7 @@ impl Plan {
         if random.once_in(3) {
             plan.add_death(random);
         }
+        plan.add_memory();
         plan.bound_messages();
         plan
     }
@@ -423,6 +430,45 @@ impl Plan {
         }
     }
 
+    /// Replaces the machines of one plan in three by machines that model the memory of hosts and congestion, and adds
+    /// faults of those. All random numbers are drawn from a stream of their own, so everything else in the plan stays.
+    fn add_memory(&mut self) {
+        let random = &mut Random::of(self.seed, &[5]);
+        if !random.once_in(3) {
+            return;
+        }
+        self.preset = random.one_of(&MEMORY_PRESETS);
+        // A full buffer drops what several senders send together, whoever sends it. So one of them may lose eight
+        // packets in a row and give up. The oldest packet of a single sender finds the buffer empty at last.
+        let changed = memory_constants(self.rings == 1, random);
+        if changed.iter().any(|(key, _)| DROPPING.contains(key)) {
+            self.gaps += DROPPED_OF_1000;
+        }
+        self.constants.extend(changed);
+        for _ in 0..random.below(4) {
+            let (host, from) = (self.random_host(random), moment(random));
+            let span = micros(1 << random.within(3, 15));
+            let rate = random.one_of(&[1, 30, 250]);
+            self.add_rule(
+                format!(
+                    "{host} has an antagonist of {rate} GB/s {} for {span}",
+                    told(from)
+                ),
+                rules::antagonist(&host, from, span, rate),
+            );
+        }
+        if random.once_in(2) {
+            let times = random.one_of(&[1, 2, 10]);
+            self.add_rule(
+                format!("lost notifications 1/{times}"),
+                rules::lose_notifications(times),
+            );
+        }
+        for _ in 0..random.below(3) {
+            self.add_spell("paused", (0, 14), rules::pause_link, random);
+        }
+    }
+
     /// Adds a fault that rings do not survive.
     fn add_death(&mut self, random: &mut Random) {
         let host = self.random_host(random);
@@ -512,6 +558,54 @@ fn constants(random: &mut Random) -> Vec<(&'static str, &'static str)> {
     }
     if random.once_in(4) {
         all.push(("nic.max_inline", "0"));
+    }
+    all
+}
+
+/// Returns changed constants of machines that model the memory of hosts: slow or small memory, and short queues that
+/// drop packets if `drops`, pause links, or notify senders.
+fn memory_constants(drops: bool, random: &mut Random) -> Vec<(&'static str, &'static str)> {
+    let mut all = Vec::new();
+    if random.once_in(2) {
+        all.extend([("host.cache", "64"), ("host.dma_cache", "16")]);
+    }
+    if random.once_in(2) {
+        all.push(("host.memory", random.one_of(&["1", "10"])));
+    }
+    if random.once_in(4) {
+        all.push(("host.isolated", "1"));
+    }
+    if random.once_in(4) {
+        all.push(("host.antagonist", random.one_of(&["1", "250"])));
+    }
+    // A receiver with one posted line at a time takes bytes more slowly than the link carries them.
+    if !random.once_in(4) {
+        all.push(("host.posted_lines", "1"));
+        all.push(("host.posted_time", random.one_of(&["300", "1000"])));
+    }
+    let room = random.one_of(&["0.25", "1", "16"]);
+    let pauses = [("nic.rx_pause", room), ("nic.rx_resume", "0")];
+    match random.below(5) {
+        0 if drops => all.extend([("nic.rx_buffer", room), ("nic.rx_pause", "0")]),
+        1 if drops => {
+            all.extend(pauses);
+            all.extend([("switch.buffer", room), ("switch.pause", "0")]);
+        }
+        0..=2 => {
+            all.extend(pauses);
+            all.extend([("switch.pause", room), ("switch.resume", "0")]);
+        }
+        3 => all.extend([("nic.rx_notify", room), ("nic.rx_pause", "0")]),
+        _ => {
+            all.extend(pauses);
+            all.extend([("switch.mark_from", "0.25"), ("switch.mark_all", "16")]);
+        }
+    }
+    if random.once_in(4) {
+        all.push(("dcqcn.on", "0"));
+    }
+    if random.once_in(4) {
+        all.push(("dcqcn.notify_time", "1"));
     }
     all
 }
@@ -619,7 +713,13 @@ mod tests {
     fn everything_there_is_is_drawn() {
         let plans: Vec<Plan> = (1..=300).map(Plan::of).collect();
         type Is = fn(&Plan) -> bool;
-        let kinds: [(&str, Is); 9] = [
+        fn has(plan: &Plan, text: &str) -> bool {
+            plan.said.iter().any(|said| said.contains(text))
+        }
+        fn changes(plan: &Plan, key: &str) -> bool {
+            plan.constants.iter().any(|(name, _)| *name == key)
+        }
+        let kinds: [(&str, Is); 14] = [
             ("cross", |plan| plan.crosses),
             ("cross asleep", |plan| plan.crosses && plan.sleeps(0)),
             ("cross, held", |plan| plan.crosses && plan.receiving.holds),
@@ -629,6 +729,11 @@ mod tests {
             ("removed", |plan| plan.removes.is_some()),
             ("kills", |plan| plan.fatal == ExpectedFailure::AnyHost),
             ("huge", |plan| plan.configs[0].pages == Pages::PreferHuge),
+            ("antagonist", |plan| has(plan, "antagonist")),
+            ("lost notifications", |plan| has(plan, "notifications")),
+            ("pauses", |plan| has(plan, "paused")),
+            ("drops of the RNIC", |plan| changes(plan, "nic.rx_buffer")),
+            ("drops of the switch", |plan| changes(plan, "switch.buffer")),
         ];
         for (what, is) in kinds {
             let drawn = plans.iter().filter(|plan| is(plan)).count();
