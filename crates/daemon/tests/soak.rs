@@ -37,8 +37,19 @@ fn scenario(
     seed: u64,
     limit: Duration,
 ) -> Result<(Ledger, u64), String> {
-    let (actors, scenario, ledger) = scenario_of(plans, |_| "sim:cx5-100g".to_owned());
     let preset = Preset::named("cx5-100g").expect("a preset");
+    scenario_on(preset, plans, faults, seed, limit)
+}
+
+/// As [`scenario`], on machines of this preset.
+fn scenario_on(
+    preset: Preset,
+    plans: Vec<HostPlan>,
+    faults: Rules,
+    seed: u64,
+    limit: Duration,
+) -> Result<(Ledger, u64), String> {
+    let (actors, scenario, ledger) = scenario_of(plans, |_| format!("sim:{}", preset.name));
     let world = SimWorld::new(actors, preset, seed).with_rules(faults);
     let ledger = ended(world.start(&scenario).expect("starts"), limit, &ledger)?;
     let left = world.object_counts();
@@ -126,7 +137,8 @@ fn soak(seed: u64, workers: u16) -> Result<Ledger, String> {
     let plan = Plan::of(seed, workers);
     let (hosts, faults) = (plan.hosts.clone(), plan.faults.clone());
     // Virtual time. An application that lends 100 bytes at a time over a lossy link needs more than 20 s.
-    let played = scenario(hosts, faults, seed, Duration::from_secs(120));
+    let limit = Duration::from_secs(120);
+    let played = scenario_on(plan.preset.clone(), hosts, faults, seed, limit);
     let (ledger, not_ready) = played.map_err(|what| format!("{}: {what}", plan.words))?;
     if !plan.storms && not_ready > 0 {
         return Err(format!(

@@ -1,6 +1,7 @@
 //! The plan that a seed generates: hosts, applications, their traffic, and the faults.
 
 use headworks_daemon::limits::DaemonLimits;
+use headworks_simnic::Preset;
 use headworks_simnic::faults::{Random, Rules, rules};
 use headworks_verbs::{Duration, Instant};
 
@@ -11,6 +12,8 @@ use super::host::{HostPlan, address, role};
 pub(crate) struct Plan {
     pub(crate) hosts: Vec<HostPlan>,
     pub(crate) faults: Rules,
+    /// The machines.
+    pub(crate) preset: Preset,
     /// Whether connections may break.
     pub(crate) breaks: bool,
     /// Number of connections that applications try to make.
@@ -71,6 +74,90 @@ fn flow(random: &mut Random) -> Flow {
         chunk: random.one_of(&[short, 100, 3000, 50_000]),
         lends: random.once_in(3),
     }
+}
+
+/// Returns machines that model the memory of hosts and congestion, for one seed in three, and what was drawn for them.
+/// Memory and queues are small, so that packets are dropped, links are paused, or senders are notified. Adds faults of
+/// memory and congestion. The random numbers come from a stream of their own.
+fn memory(seed: u64, hosts: usize, faults: &mut Rules) -> Option<(Preset, String)> {
+    let random = &mut Random::of(seed, &[1]);
+    if !random.once_in(3) {
+        return None;
+    }
+    let name = random.one_of(&["cx4lx-2x25g", "cx6dx-2x100g"]);
+    let (mut preset, mut words) = (Preset::named(name).expect("a preset"), name.to_owned());
+    let mut set = |key: &str, value: &str| {
+        preset.set(key, value).expect("legal");
+        words += &format!(", {key}={value}");
+    };
+    if random.once_in(2) {
+        set("host.cache", "256");
+        set("host.dma_cache", "32");
+    }
+    if random.once_in(2) {
+        set("host.memory", random.one_of(&["1", "10"]));
+    }
+    if random.once_in(4) {
+        set("host.antagonist", random.one_of(&["1", "250"]));
+    }
+    // A receiver with so few posted lines takes bytes more slowly than the link carries them.
+    if random.once_in(2) {
+        set("host.posted_lines", random.one_of(&["1", "4"]));
+        set("host.posted_time", random.one_of(&["300", "1000"]));
+    }
+    match random.below(4) {
+        0 => {
+            set("nic.rx_buffer", random.one_of(&["2", "16"]));
+            set("nic.rx_pause", "0");
+        }
+        1 => {
+            set("nic.rx_pause", random.one_of(&["1", "16"]));
+            set("nic.rx_resume", "0");
+        }
+        2 => set("nic.rx_notify", "1"),
+        _ => {}
+    }
+    match random.below(4) {
+        0 => {
+            set("switch.buffer", random.one_of(&["2", "16"]));
+            set("switch.pause", "0");
+        }
+        1 => {
+            set("switch.pause", random.one_of(&["1", "16"]));
+            set("switch.resume", "0");
+        }
+        2 => {
+            set("switch.mark_from", "1");
+            set("switch.mark_all", "16");
+        }
+        _ => {}
+    }
+    for _ in 0..random.below(4) {
+        let host = role(random.below(hosts as u64) as usize);
+        let (from, span) = (random.within(10, 2000), random.within(10, 5000));
+        let rate = random.one_of(&[1, 30, 250]);
+        words += &format!(", {host} has an antagonist of {rate} GB/s at {from} µs for {span} µs");
+        let span = Duration::from_micros(span);
+        *faults = faults
+            .clone()
+            .with(rules::antagonist(&host, at(from), span, rate));
+    }
+    if random.once_in(2) {
+        let times = random.one_of(&[1, 2, 10]);
+        words += &format!(", lost notifications 1/{times}");
+        *faults = faults.clone().with(rules::lose_notifications(times));
+    }
+    for _ in 0..random.below(3) {
+        let host = role(random.below(hosts as u64) as usize);
+        let (from, span) = (random.within(10, 2000), random.within(10, 5000));
+        words += &format!(", {host} is paused at {from} µs for {span} µs");
+        *faults = faults.clone().with(rules::pause_link(
+            &host,
+            at(from),
+            Duration::from_micros(span),
+        ));
+    }
+    Some((preset, words))
 }
 
 impl Plan {
@@ -165,13 +252,23 @@ impl Plan {
             breaks = true;
             words.push("an application gives up");
         }
+        let storms = words.contains(&"storm");
+        let mut words = words.join(", ");
+        let preset = match memory(seed, count, &mut faults) {
+            Some((preset, memory)) => {
+                words = format!("{words}; {memory}");
+                preset
+            }
+            None => Preset::named("cx5-100g").expect("a preset"),
+        };
         Self {
             hosts,
             faults,
+            preset,
             breaks,
             connections,
-            storms: words.contains(&"storm"),
-            words: words.join(", "),
+            storms,
+            words,
             workers,
         }
     }
