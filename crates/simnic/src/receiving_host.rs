@@ -180,7 +180,10 @@ impl ReceivingHost {
         if self.buffer.bytes_at(begin) + bytes <= pause_at {
             return None;
         }
-        let until = self.buffer.falls_to(resume_at)?.max(begin);
+        let until = self.buffer.falls_to(resume_at)?;
+        if until <= begin {
+            return None;
+        }
         self.counters.pauses += 1;
         self.counters.paused += until - begin;
         Some(until)

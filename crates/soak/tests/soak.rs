@@ -15,16 +15,30 @@ fn rings_keep_their_guarantees_under_faults() {
         None => 1_000,
     };
     let (mut whole, mut broken) = (0, 0);
+    // Seeds in which packets were dropped, senders notified, links paused, and antagonists ran.
+    let mut congested = [0; 4];
     each_seed(1..=last, |seed| match soak::run(seed) {
         Ok(ran) => {
             whole += ran.rings - ran.broken;
             broken += ran.broken;
+            let found = ran.congestion;
+            let counts = [
+                found.dropped,
+                found.notified,
+                found.paused_nanos,
+                found.antagonist_bytes,
+            ];
+            for (seeds, count) in congested.iter_mut().zip(counts) {
+                *seeds += u64::from(count > 0);
+            }
         }
         Err(violation) => panic!("{violation}"),
     });
     println!("{whole} rings ended whole, {broken} broke");
     if std::env::var_os(SEED_VARIABLE).is_none() {
         assert!(whole > 500 && broken > 50, "{whole}, {broken}");
+        let is_rare = congested.iter().any(|seeds| *seeds < 10);
+        assert!(!is_rare, "{congested:?}");
     }
 }
 
