@@ -439,8 +439,10 @@ impl Plan {
         }
         self.preset = random.one_of(&MEMORY_PRESETS);
         // A full buffer drops what several senders send together, whoever sends it. So one of them may lose eight
-        // packets in a row and give up. The oldest packet of a single sender finds the buffer empty at last.
-        let changed = memory_constants(self.rings == 1, random);
+        // packets in a row and give up. The oldest packet of a single sender finds the buffer empty at last. On paced
+        // devices, programs would make calls until the sender's timer expires, too often for the limit of events.
+        let drops = self.rings == 1 && !self.is_paced();
+        let changed = memory_constants(drops, random);
         if changed.iter().any(|(key, _)| DROPPING.contains(key)) {
             self.gaps += DROPPED_OF_1000;
         }
