@@ -76,6 +76,9 @@ fn flow(random: &mut Random) -> Flow {
     }
 }
 
+/// Constants that make machines drop packets.
+const DROPPING: [&str; 2] = ["nic.rx_buffer", "switch.buffer"];
+
 /// Returns machines that model the memory of hosts and congestion, for one seed in three, and what was drawn for them.
 /// Memory and queues are small, so that packets are dropped, links are paused, or senders are notified. Adds faults of
 /// memory and congestion. The random numbers come from a stream of their own.
@@ -256,6 +259,9 @@ impl Plan {
         let mut words = words.join(", ");
         let preset = match memory(seed, count, &mut faults) {
             Some((preset, memory)) => {
+                // A full buffer drops what several senders send together, whoever sends it. So one of them may lose
+                // eight packets in a row and give up.
+                breaks |= DROPPING.iter().any(|key| memory.contains(key));
                 words = format!("{words}; {memory}");
                 preset
             }
