@@ -34,6 +34,8 @@ const FEW: u64 = 20;
 /// Constants that make machines drop packets, and the packets per thousand that are expected to be dropped then.
 const DROPPING: [&str; 2] = ["nic.rx_buffer", "switch.buffer"];
 const DROPPED_OF_1000: u64 = 50;
+/// Maximum number of a sender's timeouts, of 67 ms each, that the bytes of a ring may take if packets are dropped.
+const TIMEOUTS: u64 = 32;
 /// Fault rates: one packet in this many meets a fault.
 const SOME: [u64; 4] = [1_000, 200, 50, 20];
 /// Promises of a device that polled rings need.
@@ -238,7 +240,7 @@ impl Plan {
         let mtu = self.constant("link.mtu").unwrap_or(1024);
         let ring = &self.configs[0];
         let slot = ring.settle().map_or(0, |ring| ring.slot_size as u64).max(1);
-        let under_way = u64::from(ring.slots) * slot / mtu;
+        let under_way = self.array_bytes() / mtu;
         let longest = match ring.framing {
             Framing::Fixed(_) => slot,
             // A third of the messages are up to that long; the others take about a slot (`message_contents`).
@@ -259,6 +261,13 @@ impl Plan {
         if let Some((_, after)) = &mut self.removes {
             *after = (*after).min(self.messages);
         }
+    }
+
+    /// Returns the bytes of a ring's slots.
+    fn array_bytes(&self) -> u64 {
+        let ring = &self.configs[0];
+        let slot = ring.settle().map_or(0, |ring| ring.slot_size as u64).max(1);
+        u64::from(ring.slots) * slot
     }
 
     /// Returns the role of the end that sends on a ring. If rings cross, it is the side that is not
@@ -442,7 +451,7 @@ impl Plan {
         // packets in a row and give up. The oldest packet of a single sender finds the buffer empty at last. On paced
         // devices, programs would make calls until the sender's timer expires, too often for the limit of events.
         let drops = self.rings == 1 && !self.is_paced();
-        let changed = memory_constants(drops, random);
+        let changed = memory_constants(drops.then(|| self.array_bytes()), random);
         if changed.iter().any(|(key, _)| DROPPING.contains(key)) {
             self.gaps += DROPPED_OF_1000;
         }
@@ -565,8 +574,8 @@ fn constants(random: &mut Random) -> Vec<(&'static str, &'static str)> {
 }
 
 /// Returns changed constants of machines that model the memory of hosts: slow or small memory, and short queues that
-/// drop packets if `drops`, pause links, or notify senders.
-fn memory_constants(drops: bool, random: &mut Random) -> Vec<(&'static str, &'static str)> {
+/// drop packets, pause links, or notify senders. `array` is the size of the ring; without it nothing is dropped.
+fn memory_constants(array: Option<u64>, random: &mut Random) -> Vec<(&'static str, &'static str)> {
     let mut all = Vec::new();
     if random.once_in(2) {
         all.extend([("host.cache", "64"), ("host.dma_cache", "16")]);
@@ -585,13 +594,19 @@ fn memory_constants(drops: bool, random: &mut Random) -> Vec<(&'static str, &'st
         all.push(("host.posted_lines", "1"));
         all.push(("host.posted_time", random.one_of(&["300", "1000"])));
     }
-    let room = random.one_of(&["0.25", "1", "16"]);
+    let (room, bytes) = random.one_of(&[("0.25", 256), ("1", 1 << 10), ("16", 16 << 10)]);
+    // At worst a sender brings through as much as the buffer holds until its timer expires. The ring must not stall.
+    let small = match array {
+        Some(array) if array > TIMEOUTS * bytes => "64",
+        _ => room,
+    };
+    let drops = array.is_some();
     let pauses = [("nic.rx_pause", room), ("nic.rx_resume", "0")];
     match random.below(5) {
-        0 if drops => all.extend([("nic.rx_buffer", room), ("nic.rx_pause", "0")]),
+        0 if drops => all.extend([("nic.rx_buffer", small), ("nic.rx_pause", "0")]),
         1 if drops => {
             all.extend(pauses);
-            all.extend([("switch.buffer", room), ("switch.pause", "0")]);
+            all.extend([("switch.buffer", small), ("switch.pause", "0")]);
         }
         0..=2 => {
             all.extend(pauses);
