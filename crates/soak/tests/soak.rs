@@ -37,14 +37,15 @@ fn rings_keep_their_guarantees_under_faults() {
     println!("{whole} rings ended whole, {broken} broke");
     if std::env::var_os(SEED_VARIABLE).is_none() {
         assert!(whole > 500 && broken > 50, "{whole}, {broken}");
-        let is_rare = congested.iter().any(|seeds| *seeds < 10);
+        let is_rare = congested.iter().any(|seeds| *seeds < 5);
         assert!(!is_rare, "{congested:?}");
     }
 }
 
 #[test]
 fn the_same_seed_is_the_same_to_the_event_also_in_another_process() {
-    let seeds = [3, 48, 120, 287, 550];
+    // In 88 packets are dropped for lack of room, and in 126 senders are notified of congestion.
+    let seeds = [3, 48, 88, 120, 126, 287, 550];
     let run = || {
         let ran = seeds.map(|seed| soak::run(seed).unwrap_or_else(|why| panic!("{why}")));
         ran.map(|ran| format!("{ran:?}"))
