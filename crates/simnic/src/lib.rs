@@ -50,7 +50,7 @@ pub mod utilisation;
 pub mod world;
 mod wqe;
 
-pub use model::{Counters, ObjectCounts};
+pub use model::{Backlog, Counters, ObjectCounts};
 pub use preset::{CONSTANTS, Constant, Kind, Preset, SetError, Setting, Value};
 pub use provider::{KIND, SimProvider, is_simulated};
 pub use receiving_host::HostCounters;

@@ -56,6 +56,7 @@ pub(crate) use host::Host;
 pub(crate) use instrumentation::{ActorTime, Instrumentation};
 pub use object_counts::ObjectCounts;
 pub(crate) use queues::{Armed, Cq, Qp, Srq};
+pub use receiving_side::Backlog;
 pub(crate) use receiving_side::{ReceivingConstants, ReceivingSide};
 
 /// Number of low bits of a QPN that hold the queue pair's index. The bits above hold the index's generation.

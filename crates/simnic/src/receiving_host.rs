@@ -189,6 +189,11 @@ impl ReceivingHost {
         Some(until)
     }
 
+    /// Returns the number of bytes that the RNIC's buffer holds at `now`.
+    pub(crate) fn buffered(&self, now: Ps) -> u64 {
+        self.buffer.bytes_at(now)
+    }
+
     /// Decides about packets with `bytes` that have arrived completely at that time.
     pub(crate) fn admit(&mut self, now: Ps, at: Ps, bytes: u64, packets: u64) -> BufferVerdict {
         self.buffer.advance(now);

@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::device::SharedModel;
+use crate::model::Backlog;
 use crate::utilisation::Usage;
 
 /// Usage of a world's scenarios: the one that runs, and the last that ended.
@@ -32,6 +33,14 @@ impl UsageMonitor {
         let running = self.lock().running.clone()?;
         let usage = running.lock().usage();
         Some(usage)
+    }
+
+    /// Returns the bytes that wait now before the memory of the host called `host`, in the running scenario;
+    /// `None` if none runs, if there is no such host, or if its preset does not model this.
+    pub fn backlog(&self, host: &str) -> Option<Backlog> {
+        let running = self.lock().running.clone()?;
+        let backlog = running.lock().backlog(host);
+        backlog
     }
 
     /// Returns what the last scenario had counted when it ended, that is, when its

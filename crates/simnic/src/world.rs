@@ -53,6 +53,8 @@ pub struct SimWorld {
     usage_monitor: Arc<UsageMonitor>,
     tracer: Option<Tracer>,
     rules: Option<Rules>,
+    /// Antagonists of single hosts, in GB/s.
+    antagonists: Vec<(String, f64)>,
     /// The model of the scenario that was started last.
     latest: Mutex<Option<SharedModel>>,
 }
@@ -67,6 +69,7 @@ impl SimWorld {
             usage_monitor: Arc::default(),
             tracer: None,
             rules: None,
+            antagonists: Vec::new(),
             latest: Mutex::default(),
         }
     }
@@ -93,6 +96,15 @@ impl SimWorld {
     pub fn with_rules(self, rules: Rules) -> Self {
         let rules = Some(rules);
         Self { rules, ..self }
+    }
+
+    /// Returns this world with an antagonist on the host called `host`. Alone, it would use `gb_per_s` GB/s of
+    /// that host's memory bandwidth. This replaces the preset's `host.antagonist` on that host. It has no effect
+    /// if the preset does not model the memory of hosts.
+    #[must_use]
+    pub fn with_antagonist(mut self, host: impl Into<String>, gb_per_s: f64) -> Self {
+        self.antagonists.push((host.into(), gb_per_s));
+        self
     }
 
     /// Counts the objects that the scenario started last has now.
@@ -124,6 +136,10 @@ impl World for SimWorld {
             model.set_fault_rules(rules.clone());
         }
         model.has_actors = true;
+        for (host, gb_per_s) in &self.antagonists {
+            let host = model.host(host).map_err(no_host)?;
+            model.set_antagonist(host, *gb_per_s);
+        }
         let model = SharedModel::new(model);
         *self.latest.lock().unwrap_or_else(PoisonError::into_inner) = Some(model.clone());
         if let Some(tracer) = &self.tracer {
@@ -147,10 +163,7 @@ impl World for SimWorld {
         for spec in &play.actors {
             let host_name = host_of(spec.device.as_ref(), &spec.role);
             let host = scenario.model.lock().host(&host_name);
-            let host = host.map_err(|source| ScenarioError::System {
-                what: "a simulated host".to_owned(),
-                source,
-            })?;
+            let host = host.map_err(no_host)?;
             let part = ActorInit {
                 spec: spec.clone(),
                 opener: opener(&scenario.model, &spec.role),
@@ -162,6 +175,14 @@ impl World for SimWorld {
 
     fn can_kill(&self) -> bool {
         true
+    }
+}
+
+/// Makes the error of a host that could not be created.
+fn no_host(source: std::io::Error) -> ScenarioError {
+    ScenarioError::System {
+        what: "a simulated host".to_owned(),
+        source,
     }
 }
 

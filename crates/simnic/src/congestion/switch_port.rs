@@ -69,6 +69,11 @@ impl SwitchPort {
         }
     }
 
+    /// Returns the number of bytes that wait at `now`.
+    pub(crate) fn bytes_at(&self, now: Ps) -> u64 {
+        self.queue.bytes_at(now)
+    }
+
     /// Returns the earliest time at which the next packets may leave.
     pub(crate) fn free_at(&self) -> Ps {
         self.free_at

@@ -88,6 +88,15 @@ pub(crate) struct ReceivingSide {
     random: Random,
 }
 
+/// Bytes that wait before a host's memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Backlog {
+    /// Bytes in the RNIC's buffer.
+    pub rnic_bytes: u64,
+    /// Bytes in the longest of the switch's queues for a port of the host, headers included.
+    pub switch_bytes: u64,
+}
+
 /// What happens to packets at the switch and at the RNIC's buffer.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Arrival {
@@ -165,6 +174,15 @@ impl ReceivingSide {
     pub(super) fn set_antagonist(&mut self, now: Ps, gb_per_s: u32) {
         let demand = self.constants.antagonist + f64::from(gb_per_s) * 1e-3;
         self.host.set_antagonist(now, demand);
+    }
+
+    /// Returns what waits at `now` for this host.
+    pub(crate) fn backlog(&self, now: Ps) -> Backlog {
+        let of_port = |port: &SwitchPort| port.bytes_at(now);
+        Backlog {
+            rnic_bytes: self.host.buffered(now),
+            switch_bytes: self.ports.iter().map(of_port).max().unwrap_or(0),
+        }
     }
 
     /// Returns the counters at `now`.
@@ -266,6 +284,22 @@ impl Model {
             && let Some(span) = self.regions.place_of(addr, len)
         {
             side.host.device_reads(now, span);
+        }
+    }
+
+    /// Returns what waits now for the host called `name`; `None` if there is no such host, or if the preset does
+    /// not model it.
+    pub(crate) fn backlog(&self, name: &str) -> Option<Backlog> {
+        let now = self.time().max(self.now);
+        let host = self.hosts.iter().find(|host| host.name == name)?;
+        Some(host.receiving.as_deref()?.backlog(now))
+    }
+
+    /// Sets the bandwidth that an antagonist on a host would use alone, in GB/s.
+    pub(crate) fn set_antagonist(&mut self, host: u32, gb_per_s: f64) {
+        let now = self.now;
+        if let Some(side) = self.hosts[host as usize].receiving.as_deref_mut() {
+            side.host.set_antagonist(now, gb_per_s * 1e-3);
         }
     }
 
