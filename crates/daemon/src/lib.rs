@@ -20,7 +20,7 @@
 //! | `pool_waiters` | connections that wait for the receive pool, and which of them do without: pure |
 //! | `exports` | memory exported to the peer: pure |
 //! | `session`, [`session_memory`] | an application: its doorbell and handles, its slabs |
-//! | `link_rate` | rate of a group whose receiver asks for less: pure |
+//! | [`link_rate`] | rate of a group whose receiver asks for less: pure |
 //! | [`credit`] | credit of a queue-pair group: pure |
 //! | [`receive_shares`] | how receives are divided among groups: pure |
 //! | [`allocator`] | allocator of slab memory: pure |
@@ -65,7 +65,7 @@ pub mod frame;
 pub mod ids;
 mod ingress;
 pub mod limits;
-mod link_rate;
+pub mod link_rate;
 pub mod log_ratelimit;
 pub mod metrics;
 pub mod pool;

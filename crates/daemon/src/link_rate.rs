@@ -20,7 +20,7 @@ const MEASURED: Duration = Duration::from_millis(200);
 
 /// Rate of a group.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct LinkRate {
+pub struct LinkRate {
     /// Bytes sent in total.
     sent: u64,
     /// The signal before: when it came, and the bytes sent until then.
@@ -42,7 +42,7 @@ struct Limit {
 
 impl LinkRate {
     /// Counts bytes that were sent.
-    pub(crate) fn sent(&mut self, bytes: u32) {
+    pub fn sent(&mut self, bytes: u32) {
         self.sent += u64::from(bytes);
         if let Some(limit) = &mut self.limit {
             limit.tokens -= i64::from(bytes);
@@ -50,13 +50,13 @@ impl LinkRate {
     }
 
     /// Whether the rate is limited.
-    pub(crate) fn is_limited(&self) -> bool {
+    pub fn is_limited(&self) -> bool {
         self.limit.is_some()
     }
 
     /// Handles a signal. The first only begins a measurement: how much is sent until the second is the rate of which a
     /// half is left.
-    pub(crate) fn slow_down(&mut self, now: Instant) {
+    pub fn slow_down(&mut self, now: Instant) {
         let before = self.before.replace((now, self.sent));
         let rate = match (&self.limit, before) {
             (Some(limit), _) => limit.rate,
@@ -83,7 +83,7 @@ impl LinkRate {
     }
 
     /// Whether something may be sent now.
-    pub(crate) fn may_send(&mut self, now: Instant) -> bool {
+    pub fn may_send(&mut self, now: Instant) -> bool {
         let Some(limit) = &mut self.limit else {
             return true;
         };
@@ -108,7 +108,7 @@ impl LinkRate {
     }
 
     /// When something may be sent again, if that is not now.
-    pub(crate) fn due(&self) -> Option<Instant> {
+    pub fn due(&self) -> Option<Instant> {
         let limit = self.limit.filter(|limit| limit.tokens < 0)?;
         let nanos = u128::from(limit.tokens.unsigned_abs()) * 1_000_000_000;
         let due = limit.at + Duration::from_nanos((nanos / u128::from(limit.rate)) as u64 + 1);
