@@ -10,6 +10,7 @@
 //! | [`apps`] | applications over message channels: flow measurement, a key-value store, HTTP |
 //! | [`case_studies`] | the case studies as actors: an application's side over any transport |
 //! | [`patterns`] | request and response by every design of RDMA Communication Patterns |
+//! | [`incast`] | many hosts that send to one contended host, and signals from it, in virtual time |
 //! | [`residency`] | what receive memory that stays in the processor's cache is worth |
 //! | [`service`] | daemons and their applications: as processes, and in virtual time |
 //! | [`task`], [`actor_pair`] | the task of a pair, and what its two actors are made from |
@@ -38,6 +39,7 @@ pub mod cpu_prices;
 pub mod error;
 pub mod fanin;
 pub mod huge_pages;
+pub mod incast;
 pub mod latency;
 pub mod mail_bring_up;
 pub mod nic;
