@@ -1,5 +1,6 @@
 //! The experiments.
 
+pub mod incast;
 pub mod jet;
 pub mod patterns;
 mod prelude;
@@ -83,6 +84,7 @@ const ALL: &[&dyn Experiment] = &[
     &jet::receiving_host::FIG5,
     &jet::storage::FIG6,
     &jet::production::FIG8,
+    &incast::INCAST_LOOPS,
     &sim_speed::SIM_SPEED,
 ];
 

@@ -30,6 +30,8 @@ pub struct Table<A> {
     checks: Vec<Check<A>>,
     /// Whether the report lists the points.
     is_listed: bool,
+    /// Whether values and sentences are what was expected beforehand, not what a paper states.
+    is_expectation: bool,
     /// Remarks for the report.
     pub notes: Vec<String>,
 }
@@ -101,6 +103,7 @@ impl<A: Copy + PartialEq + fmt::Display + 'static> Table<A> {
             charts: Vec::new(),
             checks: Vec::new(),
             is_listed: true,
+            is_expectation: false,
             notes: Vec::new(),
         }
     }
@@ -263,6 +266,13 @@ impl<A: Copy + PartialEq + fmt::Display + 'static> Table<A> {
         })
     }
 
+    /// Declares that the values and sentences of this table are what was expected before the experiment was run, not
+    /// what a paper states.
+    pub fn expectations(&mut self) -> &mut Self {
+        self.is_expectation = true;
+        self
+    }
+
     fn find(
         &mut self,
         says: String,
@@ -412,8 +422,14 @@ impl<A: Copy + PartialEq + fmt::Display + 'static> Table<A> {
             vec![says, ours, holds.to_owned()]
         };
         let rows: Vec<_> = values.chain(sentences).map(row).collect();
-        let header = ["paper (section)", "ours", "the same"];
-        Grid::of("What the paper says of it", header, rows)
+        let (title, header) = match self.is_expectation {
+            true => ("What was expected", ["expected", "found", "as expected"]),
+            false => (
+                "What the paper says of it",
+                ["paper (section)", "ours", "the same"],
+            ),
+        };
+        Grid::of(title, header, rows)
     }
 }
 

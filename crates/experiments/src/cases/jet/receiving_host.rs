@@ -197,7 +197,7 @@ pub fn write_all(
 /// # Errors
 ///
 /// [`RunError::Failed`]: it does not model the memory of hosts.
-pub(super) fn memory_of(bench: &Bench<'_>) -> Result<Preset, RunError> {
+pub(crate) fn memory_of(bench: &Bench<'_>) -> Result<Preset, RunError> {
     let machine = bench.options.machine().and_then(Result::ok);
     let modelled = machine.filter(|(preset, _)| preset.host_cache_kib > 0);
     let (preset, _) = modelled.ok_or_else(|| {

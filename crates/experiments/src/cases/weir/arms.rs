@@ -163,14 +163,20 @@ pub(super) fn base_delay<A: Copy + PartialEq + fmt::Display + 'static>(
 /// Measures the base delay of a device whose link carries `gbps` Gbit/s: the time from a SEND's doorbell to
 /// its completion on an idle device, less the time of its bytes on the link.
 pub(super) fn probe(place: &Testbed<'_>, gbps: f64) -> Result<Duration, WorkloadError> {
-    let batches = Batches {
-        load: VerbLoad::of(Verb::Send, PROBE),
-        pause_ns: 0,
-    };
+    probe_of(place, gbps, VerbLoad::of(Verb::Send, PROBE))
+}
+
+/// As [`probe`], with the requests of `load`, one at a time.
+pub(crate) fn probe_of(
+    place: &Testbed<'_>,
+    gbps: f64,
+    load: VerbLoad,
+) -> Result<Duration, WorkloadError> {
+    let batches = Batches { load, pause_ns: 0 };
     let delays = batches.batch_delays(place, PROBED)?;
     let first = delays.first();
     let first = first.ok_or_else(|| WorkloadError("base delay: no request completed".into()))?;
-    let on_the_line = PROBE as f64 * 8.0 / gbps;
+    let on_the_line = load.size as f64 * 8.0 / gbps;
     let nanos = (first.p50_ns - on_the_line).max(1.0);
     Ok(Duration::from_nanos(nanos as u64))
 }
