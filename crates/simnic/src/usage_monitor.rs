@@ -39,8 +39,7 @@ impl UsageMonitor {
     /// `None` if none runs, if there is no such host, or if its preset does not model this.
     pub fn backlog(&self, host: &str) -> Option<Backlog> {
         let running = self.lock().running.clone()?;
-        let backlog = running.lock().backlog(host);
-        backlog
+        running.lock().backlog(host)
     }
 
     /// Returns what the last scenario had counted when it ended, that is, when its

@@ -12,8 +12,8 @@ use crate::nic::{Verb, VerbLoad};
 use crate::service::virtual_time::Machine;
 
 /// Sending hosts.
-const SENDERS: [u64; 3] = [4, 16, 64];
-const QUICK_SENDERS: [u64; 2] = [4, 16];
+const SENDERS: [u64; 4] = [4, 8, 16, 64];
+const QUICK_SENDERS: [u64; 3] = [4, 8, 16];
 /// What the antagonist would use alone, in percent of the memory's bandwidth.
 const ANTAGONISTS: [u64; 3] = [0, 50, 100];
 const QUICK_ANTAGONISTS: [u64; 1] = [100];
