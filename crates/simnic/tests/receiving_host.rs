@@ -139,35 +139,52 @@ impl Actor for TwoReads {
     }
 }
 
+/// Time in nanoseconds of two reads of 1 MiB on the host `reads`, in the world that `change` makes of a plain one.
+fn two_reads(preset: &str, change: impl FnOnce(SimWorld) -> SimWorld) -> Vec<u64> {
+    let took = Arc::new(Mutex::default());
+    let own = took.clone();
+    let mut actors = ActorRegistry::new();
+    actors.register("reads", move |part| {
+        let device = part.open_device()?;
+        let buffer = device.alloc(&AllocRequest::of(1 << 20))?;
+        let region = device.alloc_pd()?.register(&buffer, Access::ALL)?;
+        Ok(Box::new(TwoReads {
+            buffer,
+            _region: region,
+            _device: device,
+            took: own.clone(),
+        }))
+    });
+    let world = SimWorld::new(actors, Preset::named(preset).expect("a preset"), 1);
+    let world = change(world);
+    let device = format!("sim:{preset}").parse().expect("a name");
+    let play = Scenario::of(vec![ActorSpec::new("reads", "reads").on(device)]);
+    let mut running = world.start(&play).expect("starts");
+    while running.poll(Duration::from_millis(1)).is_none() {}
+    let monitor = world.usage_monitor();
+    let backlog = monitor.backlog("reads").map(|backlog| backlog.rnic_bytes);
+    assert_eq!(backlog, (preset == "cx6dx-2x100g").then_some(0));
+    assert!(monitor.backlog("elsewhere").is_none());
+    took.lock().expect("nobody panicked").clone()
+}
+
 #[test]
 fn a_processor_waits_for_memory_that_is_not_cached() {
     for (preset, cold) in [("cx6dx-2x100g", 122_880), ("cx6-100g", 0)] {
-        let took = Arc::new(Mutex::default());
-        let own = took.clone();
-        let mut actors = ActorRegistry::new();
-        actors.register("reads", move |part| {
-            let device = part.open_device()?;
-            let buffer = device.alloc(&AllocRequest::of(1 << 20))?;
-            let region = device.alloc_pd()?.register(&buffer, Access::ALL)?;
-            Ok(Box::new(TwoReads {
-                buffer,
-                _region: region,
-                _device: device,
-                took: own.clone(),
-            }))
-        });
-        let world = SimWorld::new(actors, Preset::named(preset).expect("a preset"), 1);
-        let device = format!("sim:{preset}").parse().expect("a name");
-        let play = Scenario::of(vec![ActorSpec::new("reads", "reads").on(device)]);
-        let mut running = world.start(&play).expect("starts");
-        while running.poll(Duration::from_millis(1)).is_none() {}
         // 16,384 lines of 90 ns, 12 at a time.
-        assert_eq!(
-            *took.lock().expect("nobody panicked"),
-            [cold, 0],
-            "{preset}"
-        );
+        assert_eq!(two_reads(preset, |world| world), [cold, 0], "{preset}");
     }
+}
+
+#[test]
+fn an_antagonist_of_one_host_loads_the_memory_of_that_host_alone() {
+    let with = |host: &str| {
+        let took = two_reads("cx6dx-2x100g", |world| world.with_antagonist(host, 250.0));
+        took[0]
+    };
+    assert_eq!(with("another"), 122_880);
+    // Lines from saturated memory take three times as long.
+    assert_eq!(with("reads"), 3 * 122_880);
 }
 
 #[test]
