@@ -138,7 +138,7 @@ impl World for SimWorld {
         model.has_actors = true;
         for (host, gb_per_s) in &self.antagonists {
             let host = model.host(host).map_err(no_host)?;
-            model.set_antagonist(host, *gb_per_s);
+            model.replace_antagonist(host, *gb_per_s);
         }
         let model = SharedModel::new(model);
         *self.latest.lock().unwrap_or_else(PoisonError::into_inner) = Some(model.clone());

@@ -170,6 +170,12 @@ impl ReceivingSide {
         }
     }
 
+    /// Replaces the bandwidth that the preset's antagonist would use alone, in GB/s.
+    fn replace_antagonist(&mut self, now: Ps, gb_per_s: f64) {
+        self.constants.antagonist = gb_per_s * 1e-3;
+        self.set_antagonist(now, 0);
+    }
+
     /// Sets the bandwidth that an antagonist uses besides the preset's, in GB/s.
     pub(super) fn set_antagonist(&mut self, now: Ps, gb_per_s: u32) {
         let demand = self.constants.antagonist + f64::from(gb_per_s) * 1e-3;
@@ -295,11 +301,11 @@ impl Model {
         Some(host.receiving.as_deref()?.backlog(now))
     }
 
-    /// Sets the bandwidth that an antagonist on a host would use alone, in GB/s.
-    pub(crate) fn set_antagonist(&mut self, host: u32, gb_per_s: f64) {
+    /// Replaces the bandwidth that the preset's antagonist would use alone on a host, in GB/s.
+    pub(crate) fn replace_antagonist(&mut self, host: u32, gb_per_s: f64) {
         let now = self.now;
         if let Some(side) = self.hosts[host as usize].receiving.as_deref_mut() {
-            side.host.set_antagonist(now, gb_per_s * 1e-3);
+            side.replace_antagonist(now, gb_per_s);
         }
     }
 
