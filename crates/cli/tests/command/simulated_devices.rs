@@ -34,9 +34,10 @@ fn preset_constants_are_printed_in_aligned_columns() {
         .collect();
     let mut count = 0;
     for row in rows {
-        let bytes = row.as_bytes();
+        // Units may have letters of several bytes.
+        let letters: Vec<char> = row.chars().collect();
         for end in &ends {
-            let is_value = bytes[end - 1].is_ascii_digit() && bytes[*end] == b' ';
+            let is_value = letters[end - 1].is_ascii_digit() && letters[*end] == ' ';
             assert!(is_value, "{row}\n{head}");
         }
         count += 1;
