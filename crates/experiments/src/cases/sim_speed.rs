@@ -223,7 +223,7 @@ mod tests {
             (ON, as_is, 0.0..=0.0),
             (MISSING, as_is, 0.5..=9.0),
             (HOST, as_is, 0.0..=0.1),
-            (HOST_LONG, as_is, 0.0..=99.0),
+            (HOST_LONG, as_is, 1.0..=1000.0),
         ] {
             let machine = machine(preset.clone(), point.arm).unwrap();
             assert_eq!(caches(&machine), sizes, "{}", point.arm);
