@@ -172,7 +172,7 @@ pub struct ConstantSet {
     pub constants: &'static [Constant],
     /// Begin of the error about an unknown key; the key follows.
     pub unknown: &'static str,
-    /// What the error about an unknown key refers to. If it is empty, that error lists all keys.
+    /// Command that the error about an unknown key names. If this is empty, the error lists all keys.
     pub list: &'static str,
     /// A setting, as an example.
     pub example: &'static str,

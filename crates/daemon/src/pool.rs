@@ -152,7 +152,7 @@ impl DomainPool {
         self.slab
     }
 
-    /// Why the memory does not have the huge pages that `limits` ask for. `None` if it has them, or none are wanted.
+    /// Returns the reason for which the memory lacks the huge pages of `limits`; `None` if it has them or needs none.
     pub(crate) fn lack_of_huge_pages(&self, limits: &DaemonLimits) -> Option<&'static str> {
         let buffer = self.buffer();
         if limits.pool_pages != PoolPages::Huge || buffer.has_reserved_huge_pages() {

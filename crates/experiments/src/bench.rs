@@ -64,6 +64,15 @@ impl Sweep {
         }
     }
 
+    /// Makes a sweep over two parameters, without times: on a simulated device, virtual time decides how long a point
+    /// takes.
+    pub const fn in_virtual_time(x: &'static str, n: &'static str) -> Self {
+        Self {
+            n,
+            ..Self::over(x, Duration::ZERO, Duration::ZERO)
+        }
+    }
+
     /// Sets the share of a quick run's budget.
     pub const fn share(self, share: f64) -> Self {
         Self { share, ..self }

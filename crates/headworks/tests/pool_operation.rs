@@ -1,4 +1,4 @@
-//! What an administrator configures for the daemons' receive pool: commands for the RNIC's threshold, the cache, and pages.
+//! Configuration of the daemons' receive pool: commands for the RNIC's threshold, the cache, and pages.
 #![cfg(all(feature = "daemon", feature = "soft"))]
 
 use std::io::{Read, Write};

@@ -286,7 +286,7 @@ fn connections_of_applications_that_keep_memory_for_ever_are_reset_and_others_go
             }
         }
     }
-    // What was kept is still what was sent. A chunk keeps its connection open.
+    // The chunks still hold the bytes that the sender sent. A chunk keeps its connection open.
     drop(keeps);
     for chunk in kept {
         assert!(chunk.iter().all(|byte| *byte == 7));

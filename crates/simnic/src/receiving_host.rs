@@ -110,7 +110,7 @@ impl HostCounters {
     }
 }
 
-/// What the RNIC's buffer does with packets that arrive.
+/// Decision of the RNIC's buffer about packets that arrive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum BufferVerdict {
     /// There is room.

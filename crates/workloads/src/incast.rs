@@ -65,7 +65,7 @@ const CONTENDED: &str = "contended";
 /// How long a run may take beyond its planned time.
 const PATIENCE: Duration = Duration::from_millis(100);
 
-/// What limits the senders beside the network itself.
+/// Limit of the senders' rates beside the network itself.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Control {
     /// Options that are appended to the name of a sender's device; empty, or those that pace it, with a comma first.
@@ -95,7 +95,7 @@ pub struct Incast {
     pub control: Control,
 }
 
-/// What was measured.
+/// Measured values.
 #[derive(Clone, Debug, PartialEq)]
 pub struct IncastResult {
     /// Measured time, in seconds.

@@ -96,7 +96,7 @@ impl Domain {
         if let Some(app) = step.copy {
             let mut of_app = self.sessions.iter_mut().filter(|(_, one)| one.app == app);
             if let Some((_, session)) = of_app.next() {
-                // What it keeps cannot be moved, so perhaps nothing is copied.
+                // The daemon cannot move chunks that the application keeps, so it may copy nothing.
                 tracing::warn!(
                     "application {:?} has held memory of the receive pool for long, and the pool is short: bytes that it has \
                      not begun to read are copied out, and it may keep no more chunks for now",

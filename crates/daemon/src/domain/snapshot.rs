@@ -60,7 +60,7 @@ impl Domain {
         self.pool.level()
     }
 
-    /// Why the receive pool does not have the huge pages that `limits` ask for. `None` if it has them, or none are wanted.
+    /// Returns the reason for which the receive pool lacks the huge pages of `limits`; `None` if it has them or needs none.
     pub(crate) fn lack_of_huge_pages(&self, limits: &DaemonLimits) -> Option<&'static str> {
         self.pool.lack_of_huge_pages(limits)
     }

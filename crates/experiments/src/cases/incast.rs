@@ -1,5 +1,5 @@
 //! Control loops under incast: many hosts send to one host whose memory is contended, and feed idle hosts beside that.
-//! What is expected needs three papers together: Jet's receiving host, Weir's pacing by delay, and the service of RaaS.
+//! The expectations combine three papers: Jet's receiving host, Weir's pacing by delay, and the service of RaaS.
 //! On simulated devices that model the memory of hosts.
 
 use std::fmt;
@@ -14,7 +14,7 @@ use crate::service::virtual_time::Machine;
 /// Sending hosts.
 const SENDERS: [u64; 4] = [4, 8, 16, 64];
 const QUICK_SENDERS: [u64; 3] = [4, 8, 16];
-/// What the antagonist would use alone, in percent of the memory's bandwidth.
+/// Demand of the antagonist, in percent of the memory's bandwidth.
 const ANTAGONISTS: [u64; 3] = [0, 50, 100];
 const QUICK_ANTAGONISTS: [u64; 1] = [100];
 
@@ -208,10 +208,7 @@ pub static INCAST_LOOPS: Case<Arm> = Case {
             let loops = grid("", &Arm::LOOPS, senders).into_iter();
             points.extend(loops.map(|point| point.with(*antagonist)));
         }
-        let sweep = Sweep {
-            n: "% antagonist",
-            ..Sweep::over("senders", Wall::ZERO, Wall::ZERO)
-        };
+        let sweep = Sweep::in_virtual_time("senders", "% antagonist");
         let mut measured = bench.measure(points, sweep, |bench, point, _| {
             let mut preset = preset.clone();
             let dcqcn = u8::from(point.arm == Arm::Dcqcn).to_string();

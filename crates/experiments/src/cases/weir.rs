@@ -37,14 +37,6 @@ const fn about(
     }
 }
 
-/// Makes a sweep without times: on a simulated device, virtual time decides how long a point takes.
-const fn sweep(x: &'static str, n: &'static str) -> Sweep {
-    Sweep {
-        n,
-        ..Sweep::over(x, Wall::ZERO, Wall::ZERO)
-    }
-}
-
 /// Returns a size as it is written in metrics: 512, 4k.
 fn word(bytes: u64) -> String {
     match bytes {

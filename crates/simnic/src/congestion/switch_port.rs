@@ -23,7 +23,7 @@ pub(crate) struct SwitchConstants {
     pub(crate) mark_share: f64,
 }
 
-/// What the switch does with packets.
+/// Decision of the switch about packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Admission {
     /// Whether they are dropped.

@@ -77,7 +77,7 @@ impl ReceivingConstants {
     }
 }
 
-/// What receives on a host beyond the RNIC's units: the switch's ports before it, its buffer and its memory.
+/// Receiving side of a host beyond the RNIC's units: the switch's ports before it, its buffer and its memory.
 #[derive(Debug)]
 pub(crate) struct ReceivingSide {
     constants: ReceivingConstants,
@@ -97,7 +97,7 @@ pub struct Backlog {
     pub switch_bytes: u64,
 }
 
-/// What happens to packets at the switch and at the RNIC's buffer.
+/// Arrival of packets at the switch and at the RNIC's buffer.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Arrival {
     /// Time at which they have arrived completely; `None` if they are dropped.

@@ -29,7 +29,7 @@ pub(crate) const BLOCK_BYTES: u64 = 4096;
 /// Largest number of draws for a victim. A block with few lines is taken rarely, as often as its lines weigh.
 const DRAWS: u32 = 16;
 
-/// Who uses the cache.
+/// User of the cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum CacheUser {
     /// A device, by DMA.
@@ -38,7 +38,7 @@ pub(crate) enum CacheUser {
     Processor,
 }
 
-/// What an access did, in lines.
+/// Effect of an access, in lines.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct CacheOutcome {
     /// Lines that were cached.

@@ -3,7 +3,7 @@
 
 use std::fmt;
 
-use super::receiving_host::{about, memory_of, sweep};
+use super::receiving_host::{about, memory_of};
 use super::storage::{
     Arm, DEVICE_HITS, DMA_CACHE_KIB, HITS, LARGE, LATENCY, MEMORY, TAIL, THROUGHPUT, serve,
 };
@@ -94,7 +94,7 @@ pub static FIG8: Case<Served> = Case {
                 }
             }
         }
-        let sweep = sweep("message size [KiB]", "stay [µs]");
+        let sweep = Sweep::in_virtual_time("message size [KiB]", "stay [µs]");
         bench.measure(points, sweep, |bench, point, _| {
             let testbed = bench.testbed_with(&point.arm.design.settings(&preset, PRESSURE))?;
             serve(&testbed, &point.arm.load(point.x, point.n), is_quick)

@@ -112,13 +112,6 @@ pub(super) const fn about(
     }
 }
 
-pub(super) const fn sweep(x: &'static str, n: &'static str) -> Sweep {
-    Sweep {
-        n,
-        ..Sweep::over(x, Wall::ZERO, Wall::ZERO)
-    }
-}
-
 fn at(arm: Arm, kib: u64, quantity: Quantity) -> Expr<Arm> {
     Expr::At(Point::at(arm, kib), quantity)
 }
@@ -149,7 +142,7 @@ pub static FIG2: Case<Arm> = Case {
         let points = grid("", &Arm::ALL, sizes);
         bench.measure(
             points,
-            sweep("message size [KiB]", ""),
+            Sweep::in_virtual_time("message size [KiB]", ""),
             |bench, point, _| {
                 let settings = point.arm.settings(&preset);
                 let testbed = bench.testbed_with(&settings)?;
@@ -338,7 +331,7 @@ pub static FIG5: Case<&str> = Case {
         let points = grid("", &[READS], &CONCURRENCY).into_iter();
         let points = points.flat_map(|point| sizes.iter().map(move |kib| point.with(*kib)));
         let all_ports = preset.link_gbps * preset.ports as f64;
-        let sweep = sweep("READs at a time", "KiB");
+        let sweep = Sweep::in_virtual_time("READs at a time", "KiB");
         bench.measure(points.collect(), sweep, |bench, point, _| {
             let load = VerbLoad {
                 queue_pairs: point.x as usize,

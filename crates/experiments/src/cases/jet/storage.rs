@@ -6,7 +6,7 @@ use std::fmt;
 
 use headworks::sim::{HostCounters, Preset, Usage};
 
-use super::receiving_host::{about, memory_of, sweep};
+use super::receiving_host::{about, memory_of};
 use crate::cases::prelude::*;
 use crate::nic::storage::{StayTime, StorageLoad};
 
@@ -216,7 +216,7 @@ pub static FIG6: Case<Arm> = Case {
         points.extend(areas.map(|area| Point::at(Arm::O, LARGE).with(*area)));
         bench.measure(
             points,
-            sweep("message size [KiB]", "area"),
+            Sweep::in_virtual_time("message size [KiB]", "area"),
             |bench, point, _| {
                 let testbed = bench.testbed_with(&point.arm.settings(&preset, 1.0))?;
                 serve(&testbed, &point.arm.load(point.x, point.n), is_quick)

@@ -5,7 +5,7 @@
 use headworks::verbs::DeviceName;
 
 use super::arms::{self, Arm, PAIRS};
-use super::{about, sweep, word};
+use super::{about, word};
 use crate::cases::prelude::*;
 use crate::child_programs;
 use crate::nic::{CHAIN_MAX, Flows, Verb, VerbLoad};
@@ -48,12 +48,16 @@ pub static FIG11A: Case<Arm> = Case {
         let times = (Duration::from_millis(5), Duration::from_millis(run));
         let (flows, singles) = (grid(FLOW, &ARMS, &SIZES), grid(SINGLE, &ARMS, &SIZES));
         let points = [flows, singles, grid(PINGPONG, &ARMS, &[BALL])].concat();
-        bench.measure(points, sweep("B", ""), |bench, point, _| {
-            // Both ends of a ping-pong send.
-            let place = point.arm.testbed(&bench.testbed, &[0, 1], base_delay, "")?;
-            let nanos = nanos(&place, point, bench.perftest_ns(), times)?;
-            Ok(nanos.map(Into::into))
-        })
+        bench.measure(
+            points,
+            Sweep::in_virtual_time("B", ""),
+            |bench, point, _| {
+                // Both ends of a ping-pong send.
+                let place = point.arm.testbed(&bench.testbed, &[0, 1], base_delay, "")?;
+                let nanos = nanos(&place, point, bench.perftest_ns(), times)?;
+                Ok(nanos.map(Into::into))
+            },
+        )
     },
 };
 

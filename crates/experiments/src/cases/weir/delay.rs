@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use super::arms::{self, Arm, COUNTED, PAIRS};
-use super::{about, sweep, word};
+use super::{about, word};
 use crate::cases::prelude::*;
 use crate::nic::{Batches, SampledLoad, Verb, VerbLoad};
 use crate::stats::median;
@@ -40,16 +40,20 @@ pub static FIG4: Case<&str> = Case {
     ),
     table: fig4,
     measure: |bench, _, _| {
-        bench.measure_lists(&[TINY, SMALL, LARGE], sweep("", ""), |bench, point| {
-            let load = VerbLoad {
-                depth: BATCH,
-                work_ns: bench.perftest_ns(),
-                ..VerbLoad::of(Verb::Send, point.n as usize)
-            };
-            let pause_ns = PAUSE_NS;
-            let delays = Batches { load, pause_ns }.batch_delays(&bench.testbed, TIMES)?;
-            Ok(delays.into_iter().map(Sample::from).collect())
-        })
+        bench.measure_lists(
+            &[TINY, SMALL, LARGE],
+            Sweep::in_virtual_time("", ""),
+            |bench, point| {
+                let load = VerbLoad {
+                    depth: BATCH,
+                    work_ns: bench.perftest_ns(),
+                    ..VerbLoad::of(Verb::Send, point.n as usize)
+                };
+                let pause_ns = PAUSE_NS;
+                let delays = Batches { load, pause_ns }.batch_delays(&bench.testbed, TIMES)?;
+                Ok(delays.into_iter().map(Sample::from).collect())
+            },
+        )
     },
 };
 
@@ -196,20 +200,21 @@ fn timelines<A: Copy + PartialEq + fmt::Display + 'static>(
     // Sampling begins with the first request, and ends that long after all processes are warm.
     let times = (Duration::from_millis(5), run);
     let mut derived = Vec::new();
-    let mut measured = bench.measure_lists(points, sweep("", unit), |bench, point| {
-        let looks = watched.pacing_samples(&paced(bench, point, base_delay)?, PAIRS, times)?;
-        let moments = moments(&looks);
-        let [reaches, settles] = near_median(&moments).map(|at| at.unwrap_or(f64::NAN));
-        let converged = Sample::of([(REACHES, reaches), (SETTLES, settles)]);
-        for (load, samples) in [
-            (SETTLED, second_half(&moments)),
-            (CONVERGED, &[converged][..]),
-        ] {
-            let samples = samples.iter().cloned().map(Some).collect();
-            derived.push((Point { load, ..*point }, samples));
-        }
-        Ok(moments)
-    })?;
+    let mut measured =
+        bench.measure_lists(points, Sweep::in_virtual_time("", unit), |bench, point| {
+            let looks = watched.pacing_samples(&paced(bench, point, base_delay)?, PAIRS, times)?;
+            let moments = moments(&looks);
+            let [reaches, settles] = near_median(&moments).map(|at| at.unwrap_or(f64::NAN));
+            let converged = Sample::of([(REACHES, reaches), (SETTLES, settles)]);
+            for (load, samples) in [
+                (SETTLED, second_half(&moments)),
+                (CONVERGED, &[converged][..]),
+            ] {
+                let samples = samples.iter().cloned().map(Some).collect();
+                derived.push((Point { load, ..*point }, samples));
+            }
+            Ok(moments)
+        })?;
     for (point, samples) in derived {
         measured.derive(point, samples);
     }

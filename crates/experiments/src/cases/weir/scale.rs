@@ -5,8 +5,8 @@
 #[cfg(test)]
 mod tests;
 
+use super::about;
 use super::arms::{self, Arm, COUNTED, DEPTH, ICM, MISSES, MPT, MTT, POLLED, SENT};
-use super::{about, sweep};
 use crate::cases::prelude::*;
 use crate::nic::{Verb, VerbLoad};
 
@@ -94,7 +94,7 @@ pub static FIG2: Case<Arm> = Case {
         let quick = bench.options.quick;
         let counts = if quick { QUICK_FIG2 } else { &QUEUE_PAIRS };
         let points = grid("", &[Arm::PLAIN], counts);
-        let sweep = sweep("queue pairs", "");
+        let sweep = Sweep::in_virtual_time("queue pairs", "");
         let measured = bench.measure(points, sweep, |bench, point, _| {
             let load = VerbLoad {
                 depth: DEPTH,
@@ -347,7 +347,7 @@ fn measure(
     let mut points = grid("", &Arm::ALL, counts);
     let is_compared = |arm| [Arm::PLAIN, Arm::Paced].contains(&arm);
     points.retain(|point| !is_quick || point.x == QUICK_ALL || is_compared(point.arm));
-    let sweep = sweep("queue pairs", "");
+    let sweep = Sweep::in_virtual_time("queue pairs", "");
     let measured = bench.measure(points, sweep, |bench, point, _| {
         let load = VerbLoad {
             work_ns: bench.perftest_ns(),
