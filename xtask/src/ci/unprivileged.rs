@@ -4,7 +4,6 @@
 //! packages that ask the operating system for something are run ([`ASKING`]), because the others build on
 //! those. Doc tests are not run, because cargo keeps no programs of them.
 
-use std::ffi::OsString;
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use std::path::{Path, PathBuf};
@@ -86,13 +85,15 @@ pub(super) fn run(run: &mut Run) -> Result<Ended, String> {
         if run.pass_on(&mut command).is_err() {
             failed.push(suite.program.display().to_string());
         }
+        if let Err(why) = home.is_clean() {
+            failed.push(format!("{} {why}", suite.program.display()));
+        }
     }
     let told = std::mem::replace(&mut run.suites, counted);
     println!("as nobody: {}", summary(&told));
     if !failed.is_empty() {
         return Err(format!("as nobody: {}", failed.join(", ")));
     }
-    home.is_clean()?;
     Ok(Ended::Passed)
 }
 
@@ -211,16 +212,22 @@ impl Home {
         Ok(home)
     }
 
-    /// Checks that the tests left no files behind.
+    /// Checks that a test program left no files behind. Removes those it finds, so that no other program is
+    /// blamed for them.
     fn is_clean(&self) -> Result<(), String> {
-        let mut left = Vec::<OsString>::new();
+        let mut left = Vec::<PathBuf>::new();
         for name in ["home", "tmp"] {
             let entries = fs::read_dir(self.0.join(name)).into_iter().flatten();
-            left.extend(entries.flatten().map(|entry| entry.file_name()));
+            for path in entries.flatten().map(|entry| entry.path()) {
+                let inside = fs::read_dir(&path).into_iter().flatten();
+                left.extend(inside.flatten().map(|entry| entry.path()));
+                let _ = fs::remove_dir_all(&path).or_else(|_| fs::remove_file(&path));
+                left.push(path);
+            }
         }
         match left.is_empty() {
             true => Ok(()),
-            false => Err(format!("the tests left behind {left:?}")),
+            false => Err(format!("left behind {left:?}")),
         }
     }
 }
