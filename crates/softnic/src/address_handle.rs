@@ -6,7 +6,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 use headworks_verbs::{AddressHandle, AhInit, AhKey, ResourceError};
 
-use crate::device::Context;
+use crate::device::{Context, ContextRelease};
 
 /// The address handles of a context.
 #[derive(Default)]
@@ -59,6 +59,7 @@ impl AddressHandles {
 pub(crate) struct SoftAh {
     context: Arc<Context>,
     key: AhKey,
+    _release: ContextRelease,
 }
 
 impl SoftAh {
@@ -72,7 +73,12 @@ impl SoftAh {
         let limit = context.info.limits.max_ah;
         let key = context.handles.enter(pd, init, limit)?;
         let context = context.clone();
-        Ok(Self { context, key })
+        let _release = ContextRelease::of(&context);
+        Ok(Self {
+            context,
+            key,
+            _release,
+        })
     }
 }
 

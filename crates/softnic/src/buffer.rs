@@ -9,7 +9,7 @@ use headworks_shm::{HugePages, PageKind, asymmetric_fence};
 use headworks_verbs::{Access, AllocRequest, Buffer, Pages, Region, ResourceError};
 
 use crate::arena::{ArenaAllocation, SegmentKind};
-use crate::device::Context;
+use crate::device::{Context, ContextRelease};
 use crate::local_mrs::{DeregisteredFlag, LocalMr};
 use crate::mr_key_check::valid;
 use crate::quarantine::QuarantinedObject;
@@ -157,6 +157,7 @@ pub(crate) fn register(
     entry.key.store(word, Ordering::Release);
     let is_shared = ours.is_some();
     let registration = Box::new(Registration {
+        _release: ContextRelease::of(context),
         context: context.clone(),
         key,
         // Holds the shared allocation itself, whatever type wraps it in `buffer`.
@@ -175,6 +176,7 @@ struct Registration {
     context: Arc<Context>,
     key: u32,
     buffer: Arc<dyn Buffer>,
+    _release: ContextRelease,
 }
 
 impl Drop for Registration {

@@ -18,7 +18,7 @@ use headworks_verbs::{
 use crate::arena::ArenaAllocation;
 use crate::completion_channel::SoftChannel;
 use crate::crash_points;
-use crate::device::Context;
+use crate::device::{Context, ContextRelease};
 use crate::hostile::hold::DelayState;
 use crate::hostile::{FaultEvent, FaultPoint, HostileMode, Rules};
 use crate::peer::{Peer, Queue};
@@ -205,6 +205,7 @@ pub(crate) struct SoftCq {
     held: Option<CompletionDelay>,
     _channel: Option<Arc<dyn headworks_verbs::CompletionChannel>>,
     _piece: ArenaAllocation,
+    _release: ContextRelease,
 }
 
 impl SoftCq {
@@ -259,6 +260,7 @@ impl SoftCq {
             held: context.hostility.as_ref().map(CompletionDelay::new),
             _channel: init.channel.clone(),
             _piece: piece,
+            _release: ContextRelease::of(context),
         })
     }
 

@@ -599,33 +599,41 @@ impl Drop for Context {
 /// The device as the application holds it.
 pub(crate) struct SoftDevice {
     pub(crate) context: Arc<Context>,
-    // Declared after the context, and so dropped after it.
-    _leave: ContextRelease,
+    _release: ContextRelease,
 }
 
-/// Dropped after a device's reference to its context. Waits until the progress thread holds none either. The
-/// process may end right after the last device is dropped, and the context must leave the registry first.
-struct ContextRelease {
+/// Part of each object that the application holds. Declared after the object's reference to its context, and
+/// so dropped after it. The last one of a context waits until the progress thread holds no reference either:
+/// the process may end right after, and the context must leave the registry first.
+pub(crate) struct ContextRelease {
     progress: Arc<Progress>,
     made_by: ForkGeneration,
 }
 
+impl ContextRelease {
+    pub(crate) fn of(context: &Context) -> Self {
+        context.progress.objects.fetch_add(1, Ordering::Relaxed);
+        Self {
+            progress: context.progress.clone(),
+            made_by: context.made_by,
+        }
+    }
+}
+
 impl Drop for ContextRelease {
     fn drop(&mut self) {
+        let others = self.progress.objects.fetch_sub(1, Ordering::AcqRel) - 1;
         // A forked child has no progress thread that could release the context.
-        if !self.made_by.is_foreign() {
-            drop(self.progress.service());
+        if others == 0 && !self.made_by.is_foreign() {
+            self.progress.await_turn();
         }
     }
 }
 
 impl SoftDevice {
     pub(crate) fn over(context: Arc<Context>) -> Self {
-        let _leave = ContextRelease {
-            progress: context.progress.clone(),
-            made_by: context.made_by,
-        };
-        Self { context, _leave }
+        let _release = ContextRelease::of(&context);
+        Self { context, _release }
     }
 
     fn usable(&self) -> Result<&Arc<Context>, ResourceError> {
@@ -645,7 +653,12 @@ impl Device for SoftDevice {
     fn alloc_pd(&self) -> Result<Arc<dyn ProtectionDomain>, ResourceError> {
         let context = self.usable()?.clone();
         let number = context.next_pd.fetch_add(1, Ordering::Relaxed);
-        Ok(Arc::new(SoftPd { context, number }))
+        let _release = ContextRelease::of(&context);
+        Ok(Arc::new(SoftPd {
+            context,
+            number,
+            _release,
+        }))
     }
 
     fn alloc(&self, request: &AllocRequest) -> Result<Arc<dyn Buffer>, ResourceError> {
@@ -688,6 +701,7 @@ impl Device for SoftDevice {
 struct SoftPd {
     context: Arc<Context>,
     number: u32,
+    _release: ContextRelease,
 }
 
 impl SoftPd {

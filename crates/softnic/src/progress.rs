@@ -2,8 +2,9 @@
 //! An idle context costs nothing.
 
 use std::collections::BTreeSet;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::thread::ThreadId;
 
 use headworks_shm::{EventCount, WakePipe, WakeSender};
 use headworks_verbs::{Duration, Instant, QpState, ResourceError};
@@ -36,6 +37,10 @@ pub(crate) struct Progress {
     /// Number of steps that any thread made, which shows whether pending requests rest.
     steps: AtomicU64,
     started: Mutex<bool>,
+    /// The thread, once it runs.
+    thread: OnceLock<ThreadId>,
+    /// Number of objects of the context that the application holds.
+    pub(crate) objects: AtomicUsize,
     /// Held by the thread while it keeps the context alive.
     attending: Mutex<()>,
     /// Total number of queue pairs that the thread has looked at.
@@ -55,6 +60,8 @@ impl Progress {
             deaths: AtomicU64::new(0),
             steps: AtomicU64::new(0),
             started: Mutex::new(false),
+            thread: OnceLock::new(),
+            objects: AtomicUsize::new(0),
             attending: Mutex::new(()),
             looked: AtomicU64::new(0),
         }))
@@ -108,6 +115,13 @@ impl Progress {
             .unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Waits until the thread does not hold the context. Does not wait if called by the thread itself.
+    pub(crate) fn await_turn(&self) {
+        if self.thread.get() != Some(&std::thread::current().id()) {
+            drop(self.service());
+        }
+    }
+
     pub(crate) fn stop(&self) {
         self.stop.store(true, Ordering::Release);
         self.kick();
@@ -133,6 +147,7 @@ impl Progress {
 }
 
 fn run(progress: &Progress, context: &Weak<Context>) {
+    let _ = progress.thread.set(std::thread::current().id());
     let (mut seen_steps, mut unsettled_looks) = (0, 0);
     let mut wake_at = Some(clock());
     // Queue pairs to look at: those that are marked, and those of earlier rounds that still wait.

@@ -17,7 +17,7 @@ use headworks_verbs::{
 };
 
 use crate::cq::SoftCq;
-use crate::device::{Context, PeerKey, slot_of};
+use crate::device::{Context, ContextRelease, PeerKey, slot_of};
 use crate::peer::Peer;
 use crate::srq::{ReceiveQueue, SoftSrq};
 use crate::table::{CqSlot, QpLife, QpRow, QueueLocation, RecvSlot, RowRef, count};
@@ -100,6 +100,7 @@ pub(crate) struct SoftQp {
     rts: QpLife,
     /// Whether the queue pair may have READs and atomics outstanding.
     may_read: bool,
+    _release: ContextRelease,
 }
 
 impl QpCore {
@@ -419,6 +420,7 @@ impl SoftQp {
             posted,
             rts,
             may_read,
+            ..
         } = self;
         if core.context.is_foreign() {
             return Err(PostErrorKind::Forked.at(0));

@@ -10,7 +10,7 @@ use headworks_verbs::{
 };
 
 use crate::arena::ArenaAllocation;
-use crate::device::Context;
+use crate::device::{Context, ContextRelease};
 use crate::table::{LIMIT_REACHED, MAX_SGE, RecvSlot, SegmentOffset, SrqRow};
 
 /// Mark of the owner's process as producer or consumer (`who`), as against an initiator's.
@@ -141,6 +141,7 @@ pub(crate) struct SoftSrq {
     max_wr: u32,
     max_sge: u32,
     pub(crate) pd: u32,
+    _release: ContextRelease,
 }
 
 impl SoftSrq {
@@ -174,6 +175,7 @@ impl SoftSrq {
             max_wr: init.max_wr,
             max_sge: init.max_sge,
             pd,
+            _release: ContextRelease::of(context),
         })
     }
 

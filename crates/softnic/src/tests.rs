@@ -585,6 +585,35 @@ fn a_queue_pair_fails_once_its_peer_has_left() {
     until("the error state", || end.qp.state() == QpState::Error);
 }
 
+/// The process may end right after.
+#[test]
+fn a_context_has_left_when_the_last_object_is_dropped() {
+    let fabric = Fabric::new();
+    for round in 0..300 {
+        let mut end = TestQp::new(fabric.open("soft:h1"), None, 16);
+        end.qp.modify(&to_init()).unwrap();
+        let context = Arc::downgrade(&end.device.context);
+        let progress = end.device.context.progress.clone();
+        // The progress thread looks at the queue pair meanwhile.
+        end.device.context.table.attention().qps.set(0);
+        progress.kick();
+        let TestQp {
+            qp,
+            region,
+            cq,
+            device,
+        } = end;
+        drop(device);
+        // Each is the last in some rounds.
+        match round % 3 {
+            0 => drop(((qp, region), cq)),
+            1 => drop(((cq, qp), region)),
+            _ => drop(((region, cq), qp)),
+        }
+        assert_eq!(context.strong_count(), 0, "round {round}");
+    }
+}
+
 #[test]
 fn a_peer_that_is_there_and_cannot_be_attached_refuses_the_connection() {
     let fabric = Fabric::new();

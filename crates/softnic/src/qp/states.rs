@@ -13,7 +13,7 @@ use super::engine::Engine;
 use super::hostile_qp::HostileQp;
 use super::pending::Pending;
 use super::{QpCore, SoftQp};
-use crate::device::{Context, PeerKey};
+use crate::device::{Context, ContextRelease, PeerKey};
 use crate::peer::Peer;
 use crate::quarantine::{self, Initiator, QuarantinedObject};
 use crate::srq::ReceiveQueue;
@@ -101,6 +101,7 @@ impl SoftQp {
         context.enter_qp(&core);
         let rts = QpLife::new(generation, QpState::Rts);
         Ok(Self {
+            _release: ContextRelease::of(context),
             core,
             caps,
             engine: Engine::default(),
@@ -214,7 +215,14 @@ impl Drop for SoftQp {
             core.send_cq.release_lane(&core.row().executing.lane);
         }
         match core.quiesce() {
-            Ok(()) => core.leave(&mut pending),
+            Ok(()) => {
+                core.leave(&mut pending);
+                drop(pending);
+                // The progress thread holds it, and with it a reference to the context and to the CQs.
+                if Arc::strong_count(core) > 1 {
+                    core.context.progress.await_turn();
+                }
+            }
             Err(stopped) => {
                 let kept = QuarantinedObject::QueuePair(core.clone());
                 let context = &core.context;
