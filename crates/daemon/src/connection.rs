@@ -11,6 +11,7 @@ use std::net::SocketAddr;
 use headworks_client::{ContractError, ControlBlock, Extent, Outcome, Reset, Status, Vqpn};
 use headworks_shm::{EventCount, EventCountRef, WakeBy};
 
+use crate::copy_log::CopyLog;
 use crate::egress::{EgressHalf, PiggybackInfo, SendStep};
 use crate::exports::Exports;
 use crate::frame::{Header, Kind, MEMORY};
@@ -539,6 +540,7 @@ impl Connection {
         group: &mut QpGroup,
         is_short: bool,
         config: &DaemonLimits,
+        copies: &mut CopyLog,
     ) -> Result<SendStep, ContractError> {
         let Some(to) = self.remote.filter(|_| self.is_alive()) else {
             return Ok(SendStep::Nothing);
@@ -551,7 +553,7 @@ impl Connection {
         let aside = PiggybackInfo { window, is_short };
         let turn = self
             .egress
-            .turn(self.number, to, memory, group, aside, config)?;
+            .turn((self.number, to), memory, group, aside, config, copies)?;
         match turn {
             SendStep::Framed(_) => drop(self.ingress.tell()),
             SendStep::Nothing if self.is_left() && self.egress.is_drained() => {

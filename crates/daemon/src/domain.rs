@@ -21,6 +21,7 @@ use slab::Slab;
 use crate::connection::{Connection, ConnectionOwner};
 use crate::connection_table::ConnectionTable;
 use crate::control::Offer;
+use crate::copy_log::CopyLog;
 use crate::egress::EgressHalf;
 use crate::ids::{DomainId, QpGroupKey, Signal, Tenant, WatchId, WorkerId};
 use crate::ingress::IngressHalf;
@@ -202,7 +203,7 @@ pub struct Domain {
     completions: Vec<Completion>,
     /// Groups that have something to do.
     active: Vec<usize>,
-    copied: u64,
+    copies: CopyLog,
     steps: u32,
     pool: DomainPool,
     /// Groups whose rate is limited, or is to be.
@@ -267,7 +268,7 @@ impl Domain {
             outputs: VecDeque::new(),
             completions: vec![Completion::default(); POLL],
             active: Vec::new(),
-            copied: 0,
+            copies: CopyLog::default(),
             steps: 0,
             pool,
             slowed: BTreeSet::new(),

@@ -11,6 +11,7 @@ use headworks_client::{
 };
 use headworks_shm::ordered_copy::prefetch_read;
 
+use crate::copy_log::CopyLog;
 use crate::exports::ExportTable;
 use crate::frame::{Header, Kind};
 use crate::ingress::{GROWTH, TRANSFER_MAX};
@@ -265,12 +266,12 @@ impl EgressHalf {
     /// Takes a turn: sends one frame, or starts one transfer.
     pub(crate) fn turn(
         &mut self,
-        own: Vqpn,
-        to: Vqpn,
+        (own, to): (Vqpn, Vqpn),
         memory: &SessionMemory,
         group: &mut QpGroup,
         aside: PiggybackInfo,
         config: &DaemonLimits,
+        copies: &mut CopyLog,
     ) -> Result<SendStep, ContractError> {
         let is_there = self.advance(memory)?;
         self.crest = self.egress.backlog();
@@ -297,7 +298,7 @@ impl EgressHalf {
         };
         // A frame that tells of an export must precede data that mentions the export.
         if is_short || self.exporting > 0 {
-            return self.frames(to, memory, group, aside, config);
+            return self.frames(to, memory, group, aside, config, copies);
         }
         if self.bulk >= config.bulk_each {
             // The next answer schedules the connection again.
@@ -357,6 +358,7 @@ impl EgressHalf {
         group: &mut QpGroup,
         aside: PiggybackInfo,
         config: &DaemonLimits,
+        copies: &mut CopyLog,
     ) -> Result<SendStep, ContractError> {
         if !group.may_send() {
             return Ok(SendStep::Blocked);
@@ -372,8 +374,9 @@ impl EgressHalf {
             let piece = extent.len.min(fits - filled);
             let slab = memory.slab(extent.slab);
             let slab = slab.ok_or(ContractError::Extent(extent))?;
-            let from = extent.offset as usize;
-            slab.copy(from, body, body_at + filled as usize, piece as usize)
+            let from = (slab, extent.offset as usize);
+            copies
+                .copy(from, (body, body_at + filled as usize), piece as usize)
                 .map_err(|_| ContractError::Extent(extent))?;
             filled += piece;
             self.issue(piece);

@@ -14,6 +14,7 @@ use headworks_rxpool::units::UNIT;
 use headworks_shm::View;
 use headworks_verbs::{Instant, RemoteAddr};
 
+use crate::copy_log::CopyLog;
 use crate::frame::Remote;
 use crate::pool::{DomainPool, Turn};
 use crate::session_memory::SessionMemory;
@@ -161,6 +162,7 @@ impl IngressHalf {
         len: u32,
         memory: &SessionMemory,
         frame: (&View, usize),
+        copies: &mut CopyLog,
     ) -> Result<bool, InvalidSegment> {
         self.check(at, len)?;
         if self.told - self.ingress.placed() < u64::from(len) {
@@ -173,8 +175,8 @@ impl IngressHalf {
             let (from, offset) = frame;
             if !self.is_discarding {
                 let copied = memory.slab(to.slab).map(|slab| {
-                    let here = to.offset as usize;
-                    from.copy(offset + done as usize, slab, here, to.len as usize)
+                    let from = (from, offset + done as usize);
+                    copies.copy(from, (slab, to.offset as usize), to.len as usize)
                 });
                 debug_assert_eq!(copied, Some(Ok(())), "both were checked");
             }
@@ -498,6 +500,7 @@ impl IngressHalf {
         most: usize,
         (pool, app): (&mut DomainPool, AppId),
         memory: &mut SessionMemory,
+        copies: &mut CopyLog,
     ) -> (usize, u64) {
         let (mut moved, mut bytes) = (0, 0);
         for one in &mut self.described {
@@ -516,8 +519,8 @@ impl IngressHalf {
             };
             let target = to.part(0, one.bytes);
             let copied = memory.slab(to.slab).map(|slab| {
-                let (from, at) = (from.offset as usize, to.offset as usize);
-                pool.view().copy(from, slab, at, one.bytes as usize)
+                let from = (pool.view(), from.offset as usize);
+                copies.copy(from, (slab, to.offset as usize), one.bytes as usize)
             });
             debug_assert_eq!(copied, Some(Ok(())), "both were taken");
             self.ingress.give_again(one.number, target);

@@ -54,6 +54,7 @@ pub mod config;
 mod connection;
 pub mod connection_table;
 pub mod control;
+mod copy_log;
 pub mod credit;
 pub mod daemon;
 pub mod domain;

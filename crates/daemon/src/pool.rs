@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use headworks_client::{Extent, Vqpn};
 use headworks_ring::view_of;
+use headworks_runtime::ActorContext;
 use headworks_rxpool::admission::{Admission, Admitted, Class, Estimator};
 use headworks_rxpool::holdings::{AppId, HeldExtent};
 use headworks_rxpool::pool::{AppLimits, EscapeStep, ReceivePool};
@@ -497,24 +498,28 @@ impl DomainPool {
         reported.is_some_and(|reported| std::mem::replace(reported, level) != level)
     }
 
-    /// Reads a random unit of the pool if one is due, so that the cache keeps it. Returns how many bytes it read.
-    pub(crate) fn touch(&mut self, now: Instant) -> u64 {
+    /// Reads a random unit of the pool if one is due, so that the cache keeps it.
+    pub(crate) fn touch(&mut self, now: Instant, cx: &mut ActorContext<'_>) {
         // Memory that replaces nothing is not to take a place in the cache.
         let units = match self.pool.replaced() {
             0 => self.budget,
             _ => self.units,
         };
         let Some(unit) = self.touch.due(units, now) else {
-            return 0;
+            return;
         };
+        let at = bytes_of(unit) as usize;
         let mut bytes = [0; UNIT as usize];
-        if self.view.read(bytes_of(unit) as usize, &mut bytes).is_err() {
+        if self.view.read(at, &mut bytes).is_err() {
             debug_assert!(false, "the unit is of this pool");
-            return 0;
+            return;
         }
         std::hint::black_box(&bytes);
         self.touched += 1;
-        UNIT.into()
+        cx.copied(UNIT.into());
+        if let Some(begin) = self.view.ptr_at(at, bytes.len()) {
+            cx.reads(begin, bytes.len());
+        }
     }
 
     /// Whether an application may keep what it has received. One that does not release its memory may not.

@@ -9,6 +9,7 @@ use headworks_verbs::Instant;
 
 use super::{Domain, Output, QpGroupEntry};
 use crate::connection::Connection;
+use crate::copy_log::CopyLog;
 use crate::ids::Signal;
 use crate::pool::DomainPool;
 use crate::session::Session;
@@ -45,6 +46,7 @@ pub(super) struct ConnectionContext<'d> {
     /// The receive pool of this part of the domain.
     pub(super) pool: &'d mut DomainPool,
     pub(super) now: Instant,
+    pub(super) copies: &'d mut CopyLog,
 }
 
 impl Domain {
@@ -72,6 +74,7 @@ impl Domain {
             outputs: &mut self.outputs,
             pool: &mut self.pool,
             now: self.now,
+            copies: &mut self.copies,
         })
     }
 

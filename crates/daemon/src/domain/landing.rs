@@ -116,12 +116,12 @@ impl Domain {
             let app = context.session.app;
             let memory = &mut context.session.memory;
             let ingress = &mut context.connection.ingress;
-            let (moved, bytes) = ingress.move_out(MOVED_OUT, (context.pool, app), memory);
+            let (moved, bytes) =
+                ingress.move_out(MOVED_OUT, (context.pool, app), memory, context.copies);
             context.session.traffic.copied_out += bytes;
             if moved > 0 && std::mem::take(&mut context.session.is_copy_due) {
                 context.pool.count_copy();
             }
-            self.copied += bytes;
             if moved == MOVED_OUT {
                 self.moving_out.push_front(number);
             }

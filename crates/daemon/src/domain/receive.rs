@@ -65,8 +65,7 @@ impl Domain {
         let Some(mut context) = self.context(number) else {
             return;
         };
-        let copied = context.receive(header, body, ring_max);
-        self.copied += u64::from(copied);
+        context.receive(header, body, ring_max);
         self.attend(number);
     }
 
@@ -97,15 +96,15 @@ impl Domain {
 }
 
 impl ConnectionContext<'_> {
-    /// Handles a frame for the connection. Returns the number of bytes that it copied.
-    fn receive(&mut self, header: Header, body: (&View, usize), ring_max: u32) -> u32 {
+    /// Handles a frame for the connection.
+    fn receive(&mut self, header: Header, body: (&View, usize), ring_max: u32) {
         let is_data = matches!(header.kind, Kind::Data | Kind::Announce);
         let connection = &mut *self.connection;
         let is_left = connection.is_left();
         if is_data && (is_left || !connection.is_alive()) {
             connection.comes_late();
             if !connection.is_alive() || connection.is_all_delivered() {
-                return 0;
+                return;
             }
         }
         let widens = matches!(header.kind, Kind::Data | Kind::Window);
@@ -156,17 +155,15 @@ impl ConnectionContext<'_> {
             let most = if is_left { 0 } else { ring_max };
             connection.ingress.grow(&mut self.session.memory, most);
         }
-        match header.kind == Kind::Data && !is_left {
-            true => header.len,
-            false => 0,
-        }
     }
 
     /// Handles bytes of the stream. Returns whether they are legal.
     fn data(&mut self, header: Header, body: (&View, usize)) -> bool {
         let connection = &mut *self.connection;
         let memory = &self.session.memory;
-        let came = connection.ingress.data(header.at, header.len, memory, body);
+        let came = connection
+            .ingress
+            .data(header.at, header.len, memory, body, self.copies);
         connection.came();
         came.is_ok()
     }

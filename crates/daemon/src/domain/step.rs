@@ -47,11 +47,9 @@ impl Domain {
         }
         was_busy |= self.serve_groups();
         if !was_busy && self.pool.is_active() {
-            self.copied += self.pool.touch(self.now);
+            self.pool.touch(self.now, cx);
         }
-        if self.copied > 0 {
-            cx.copied(std::mem::take(&mut self.copied));
-        }
+        self.copies.charge(cx);
         self.steps = self.steps.wrapping_add(1);
         if self.steps.is_multiple_of(WATCH_EVERY) {
             self.watch_peers();
@@ -314,10 +312,11 @@ impl Domain {
                 continue;
             };
             let group = &mut entry.group;
-            let turn = connection.turn(&mut session.memory, group, is_short, &self.config);
+            let copies = &mut self.copies;
+            let config = &self.config;
+            let turn = connection.turn(&mut session.memory, group, is_short, config, copies);
             match turn {
                 Ok(SendStep::Framed(bytes)) => {
-                    self.copied += u64::from(bytes);
                     session.traffic.sent += u64::from(bytes);
                     group.rate.sent(bytes);
                     group.drr.spent(bytes);

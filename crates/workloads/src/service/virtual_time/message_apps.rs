@@ -168,6 +168,14 @@ impl Actor for Talker {
                 let count = count.min(PIECE).min(len - got);
                 cx.charge(if got == 0 { each + line } else { line });
                 cx.copied(count as u64);
+                let extent = connection.receiving.peek()?.part(0, count as u32);
+                let slabs = app_session.session.slabs();
+                if let Some(begin) = slabs
+                    .slab(extent.slab)
+                    .and_then(|slab| slab.ptr_at(extent.offset as usize, count))
+                {
+                    cx.reads(begin, count);
+                }
                 Phase::Copied(got, count)
             }
             Phase::Copied(got, count) => {
