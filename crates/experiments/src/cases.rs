@@ -82,6 +82,7 @@ const ALL: &[&dyn Experiment] = &[
     &jet::qos::QOS,
     &jet::receiving_host::FIG2,
     &jet::receiving_host::FIG5,
+    &jet::mechanisms::MECHANISMS_CASE,
     &jet::storage::FIG6,
     &jet::production::FIG8,
     &incast::INCAST_LOOPS,

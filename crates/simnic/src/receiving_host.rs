@@ -64,11 +64,12 @@ pub struct HostCounters {
     pub stalled_writes: Ps,
     /// Packets that were dropped, by the RNIC or by the switch before it.
     pub dropped: u64,
-    /// Number and total length of the pauses of this host's ports that the RNIC asked for, in picoseconds.
+    /// Number of the pauses that the RNIC asked the switch for, of all ports.
     pub pauses: u64,
-    /// See `pauses`.
+    /// Total length of these pauses in picoseconds, summed over the ports.
     pub paused: Ps,
-    /// Total length of the pauses of this host's own sending that the switch asked for, in picoseconds.
+    /// Total length of the pauses of this host's own sending that the switch asked for, in picoseconds, summed over
+    /// the ports.
     pub held: Ps,
     /// Arrived packets that the switch had marked.
     pub marked: u64,

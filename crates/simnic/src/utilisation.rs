@@ -41,6 +41,18 @@ pub struct HostUsage {
     pub units: Vec<UnitUsage>,
 }
 
+impl HostUsage {
+    /// Returns the number of the host's ports.
+    #[must_use]
+    pub fn ports(&self) -> u64 {
+        let links = self
+            .units
+            .iter()
+            .filter(|unit| unit.what.starts_with("link in"));
+        links.count() as u64
+    }
+}
+
 /// Use of the servers of one kind.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnitUsage {

@@ -10,10 +10,12 @@
 //! | [`streams`] | 10 to 1,000 streams between two daemons: throughput and memory |
 //! | [`production`] | a simulated storage server whose messages stay in memory for times that vary: figures 8 and 12 |
 //! | [`receiving_host`] | the memory of a simulated host under an antagonist, and READs at a time: figures 2, 3 and 5 |
+//! | [`mechanisms`] | figures 2 and 3 without one mechanism of the receiving host at a time |
 //! | `hosts` | the processes of the experiments with daemons |
 
 pub mod escape;
 mod hosts;
+pub mod mechanisms;
 pub mod production;
 pub mod qos;
 pub mod receiving_host;

@@ -358,7 +358,9 @@ impl Model {
                 bytes,
             });
             groups.push(units(STALLED_WRITES, vec![counters.stalled_writes]));
-            groups.push(units(PAUSED_PORTS, vec![counters.paused]));
+            let ports = host.ports.count();
+            let paused = counters.paused / ports as u64;
+            groups.push(units(PAUSED_PORTS, vec![paused; ports]));
         }
         HostUsage {
             host: host.name.clone(),

@@ -25,7 +25,8 @@ const LARGE: u64 = 1024;
 /// Warm-up and measured time. Rates that congestion control cut at the beginning need tens of milliseconds, and queue
 /// pairs that wait for the acknowledgement timeout 67 ms.
 const TIMES: (Duration, Duration) = (Duration::from_millis(160), Duration::from_millis(20));
-const QUICK_TIMES: (Duration, Duration) = (Duration::from_millis(80), Duration::from_millis(10));
+pub(super) const QUICK_TIMES: (Duration, Duration) =
+    (Duration::from_millis(80), Duration::from_millis(10));
 
 /// READs of figure 5: at a time, and KiB of each.
 const CONCURRENCY: [u64; 6] = [1, 2, 4, 8, 16, 32];
@@ -37,7 +38,7 @@ pub const THROUGHPUT: Quantity = "throughput";
 /// See [`THROUGHPUT`].
 pub const MISSES: Quantity = "DMA misses";
 const STALLED: Quantity = "stalled";
-const PAUSED: Quantity = "paused";
+pub(super) const PAUSED: Quantity = "paused";
 const NOTIFICATIONS: Quantity = "notifications";
 const DROPPED: Quantity = "dropped";
 const LATENCY: Quantity = "latency";
@@ -222,7 +223,7 @@ fn sample(usage: &Usage, load: &VerbLoad) -> Option<Sample> {
         (LATENCY, outstanding / (bytes / seconds) * 1e6),
         (MISSES, 100.0 * host.dma_misses as f64 / lines),
         (STALLED, share(host.stalled_writes)),
-        (PAUSED, share(host.paused)),
+        (PAUSED, share(host.paused / receiver.ports())),
         (
             NOTIFICATIONS,
             host.notifications_sent as f64 / seconds * 1e-3,
@@ -237,7 +238,7 @@ fn fig2() -> Table<Arm> {
     t.arm().x("message size [KiB]");
     t.value("throughput [GB/s]", THROUGHPUT);
     t.value("average latency [µs]", LATENCY);
-    t.value("paused [% of the time]", PAUSED);
+    t.value("paused [% of the time, mean of the ports]", PAUSED);
     t.value("notifications [1,000/s]", NOTIFICATIONS);
     t.value("dropped packets [1,000/s]", DROPPED);
     t.value("stalled writes [% of the time]", STALLED);

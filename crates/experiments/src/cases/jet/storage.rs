@@ -269,7 +269,7 @@ fn sample(
         (HIT_RATE, percent(host.dma_hits, host.dma_misses)),
         (DEVICE_HITS, percent(host.device_hits, host.device_misses)),
         (STALLED, share(host.stalled_writes)),
-        (PAUSED, share(host.paused)),
+        (PAUSED, share(host.paused / server.ports())),
         (NOTIFICATIONS, per_second(host.notifications_sent) * 1e-3),
         (DROPPED, per_second(host.dropped) * 1e-3),
         (
