@@ -4,6 +4,8 @@
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
 
+use headworks::verbs::Duration;
+use headworks_experiments::cases::jet::receiving_host::{THROUGHPUT, write_all};
 use headworks_experiments::simulated_machine::SimulatedMachine;
 use headworks_experiments::{Options, RunError, run};
 
@@ -98,4 +100,25 @@ fn figures_of_the_service_are_the_same_once_more_and_nothing_is_left_out() {
         );
         assert!(summary.contains("\"skipped\": {}"), "{points}{summary}");
     }
+}
+
+#[test]
+fn the_loss_of_long_writes_needs_the_limit_of_posted_writes() {
+    let device = "sim:cx4lx-2x25g".parse().expect("a device's name");
+    let stop = AtomicBool::new(false);
+    let rate = |settings: &[&str]| {
+        let settings = settings.iter().map(|setting| setting.parse());
+        let settings: Vec<_> = settings.collect::<Result<_, _>>().expect("constants");
+        let simulated = SimulatedMachine::on(&device, &settings, None).expect("a simulated device");
+        let testbed = simulated.expect("a preset");
+        let times = (Duration::from_millis(20), Duration::from_millis(5));
+        let sample = write_all(&testbed.testbed(&stop), 1024, times).expect("measured");
+        sample.expect("bytes arrived").get(THROUGHPUT)
+    };
+    let contended = rate(&["host.antagonist=60"]);
+    let unlimited = rate(&["host.antagonist=60", "host.posted_lines=0"]);
+    assert!(
+        unlimited > 1.5 * contended,
+        "{unlimited} and {contended} GB/s"
+    );
 }
