@@ -10,6 +10,8 @@
 //! | [`apps`] | applications over message channels: flow measurement, a key-value store, HTTP |
 //! | [`case_studies`] | the case studies as actors: an application's side over any transport |
 //! | [`patterns`] | request and response by every design of RDMA Communication Patterns |
+//! | [`collectives`] | collective operations of MPI on two simulated hosts with contended memory |
+//! | [`storage_series`] | a storage server over virtual time, while an antagonist comes and goes |
 //! | [`incast`] | many hosts that send to one contended host, and signals from it, in virtual time |
 //! | [`residency`] | what receive memory that stays in the processor's cache is worth |
 //! | [`service`] | daemons and their applications: as processes, and in virtual time |
@@ -33,6 +35,7 @@ pub mod apps;
 pub mod atomic_file;
 pub mod case_studies;
 pub mod child_programs;
+pub mod collectives;
 pub mod connecting_actor;
 pub mod cpu_affinity;
 pub mod cpu_prices;
@@ -54,6 +57,7 @@ pub mod seeds;
 pub mod service;
 pub mod simulated_machine;
 pub mod stats;
+pub mod storage_series;
 pub mod subprocess;
 pub mod task;
 pub mod testbed;

@@ -6,7 +6,8 @@ use crate::error::{Result, WorkloadError};
 use crate::latency::Quantiles;
 use crate::nic::storage::StorageLoad;
 use crate::nic::{Batches, Flows, NicTask, NicWorkload, SampledLoad, VerbLoad};
-use crate::report::{PacingSample, Report};
+use crate::report::{PacingSample, Report, StorageSample};
+use crate::task::Task;
 use crate::testbed::{Testbed, private_dir};
 
 /// Warm-up time, and measured time after it.
@@ -51,34 +52,108 @@ impl VerbLoad {
             .sum();
         Ok((sum > 0.0).then_some(sum))
     }
+
+    /// Measures the requests per second of `pairs` pairs together, as [`rate`](Self::rate) does, and those of `probe`
+    /// in a pair of its own beside them.
+    pub fn rate_beside(
+        &self,
+        probe: &VerbLoad,
+        testbed: &Testbed<'_>,
+        pairs: usize,
+        times: Times,
+    ) -> Result<(f64, f64)> {
+        let mut loads = vec![NicWorkload::Loaded(*self); pairs];
+        loads.push(NicWorkload::Loaded(*probe));
+        let reports = run_together(testbed, loads, times)?;
+        let mut rates = reports
+            .iter()
+            .map(|[sent, _]| sent.per_second().unwrap_or(0.0));
+        let loaded = rates.by_ref().take(pairs).sum();
+        Ok((loaded, rates.sum()))
+    }
+}
+
+/// Runs a pair for each of `loads`, all at once. Returns their reports.
+fn run_together(
+    testbed: &Testbed<'_>,
+    loads: Vec<NicWorkload>,
+    (warm, run): Times,
+) -> Result<Vec<[Report; 2]>> {
+    let dir = private_dir()?;
+    let task = |what| NicTask {
+        what,
+        run_ns: run.nanos(),
+        warm_ns: warm.nanos(),
+        together: true,
+        dir: dir.path().to_owned(),
+    };
+    let tasks: Vec<Task> = loads.into_iter().map(|load| task(load).into()).collect();
+    testbed.run_each(&tasks)
+}
+
+/// What a storage server received in the measured time.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Stored {
+    /// Bytes of messages that arrived whole, per second.
+    pub bytes_per_s: f64,
+    /// Messages per second.
+    pub per_second: f64,
+    /// Latencies from the announcement of a message, or from its SEND, to its arrival.
+    pub latency: Quantiles,
+    /// Samples of the receive memory.
+    pub samples: Vec<StorageSample>,
+}
+
+impl Stored {
+    /// Returns what a server's report says; `None` if it is another report.
+    pub(crate) fn of(report: Report) -> Option<Self> {
+        let Report::Stored {
+            messages,
+            bytes,
+            nanos,
+            latency,
+            samples,
+        } = report
+        else {
+            return None;
+        };
+        let seconds = nanos as f64 * 1e-9;
+        Some(Self {
+            bytes_per_s: bytes as f64 / seconds,
+            per_second: messages as f64 / seconds,
+            latency,
+            samples,
+        })
+    }
 }
 
 impl StorageLoad {
-    /// Measures the messages that arrive whole, and their latencies from announcement to arrival: messages per second,
-    /// and the latencies.
-    pub fn serve(&self, testbed: &Testbed<'_>, (warm, run): Times) -> Result<(f64, Quantiles)> {
-        let dir = private_dir()?;
-        let task = NicTask {
-            what: NicWorkload::Storage(*self),
-            run_ns: run.nanos(),
-            warm_ns: warm.nanos(),
-            together: true,
-            dir: dir.path().to_owned(),
-        };
-        match testbed.run_pair(task)? {
-            [
-                Report::Served {
-                    messages,
-                    nanos,
-                    latency,
-                },
-                _,
-            ] => Ok((messages as f64 / (nanos as f64 * 1e-9), latency)),
-            other => Err(WorkloadError(format!(
-                "a storage server reported {other:?}"
-            ))),
-        }
+    /// Measures the messages that arrive whole, and their latencies.
+    pub fn serve(&self, testbed: &Testbed<'_>, times: Times) -> Result<Stored> {
+        let mut reports = run_together(testbed, vec![NicWorkload::Storage(*self)], times)?;
+        stored(reports.pop())
     }
+
+    /// Measures what [`serve`](Self::serve) does, and the requests per second of `probe` in a pair of its own beside the
+    /// server.
+    pub fn serve_beside(
+        &self,
+        probe: &VerbLoad,
+        testbed: &Testbed<'_>,
+        times: Times,
+    ) -> Result<(Stored, f64)> {
+        let loads = vec![NicWorkload::Storage(*self), NicWorkload::Loaded(*probe)];
+        let mut reports = run_together(testbed, loads, times)?;
+        let probe = reports.pop().and_then(|[sent, _]| sent.per_second());
+        Ok((stored(reports.pop())?, probe.unwrap_or(0.0)))
+    }
+}
+
+/// Returns what the server of a pair reported.
+fn stored(reports: Option<[Report; 2]>) -> Result<Stored> {
+    let server = reports.map(|[server, _]| server);
+    let stored = server.and_then(Stored::of);
+    stored.ok_or_else(|| WorkloadError("a storage server did not report".to_owned()))
 }
 
 impl Batches {

@@ -41,6 +41,19 @@ pub enum Report {
         /// Latencies of the requests.
         latency: Quantiles,
     },
+    /// Messages that a storage server received.
+    Stored {
+        /// Number of messages that arrived whole, and their bytes.
+        messages: u64,
+        /// See `messages`.
+        bytes: u64,
+        /// Measured time, in nanoseconds.
+        nanos: u64,
+        /// Latencies of the messages.
+        latency: Quantiles,
+        /// Samples of the receive memory.
+        samples: Vec<StorageSample>,
+    },
     /// Requests and completions of an end, warm-up included.
     Counted {
         /// Number of messages that the end moved.
@@ -55,6 +68,25 @@ pub enum Report {
         /// Growth of the resident set, in bytes.
         resident: i64,
     },
+}
+
+/// Sample of a storage server's receive memory at one time. Counts begin with the measured time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StorageSample {
+    /// Time of the sample, on the clock that all actors share.
+    pub at_ns: u64,
+    /// Bytes of messages that arrived whole.
+    pub bytes: u64,
+    /// Bytes of the pool or of the areas that messages occupy.
+    pub held: u64,
+    /// Bytes of stragglers that other memory replaces now (escape).
+    pub replaced: u64,
+    /// Stragglers replaced so far, in the whole run.
+    pub replacements: u64,
+    /// Times that data was to be copied out so far, in the whole run.
+    pub copies: u64,
+    /// Signals to the senders so far, in the whole run.
+    pub signals: u64,
 }
 
 /// Sample of a load at one time.

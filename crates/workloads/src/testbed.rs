@@ -119,16 +119,18 @@ impl Testbed<'_> {
     /// pair. The pairs share the processors in turn. If the task says so, they begin together: all are
     /// connected before the first message is sent.
     pub fn run(&self, task: impl Into<Task>, pairs: usize) -> Result<Vec<[Report; 2]>> {
-        self.play(&task.into(), pairs)
+        self.run_each(&vec![task.into(); pairs])
     }
 
-    fn play(&self, task: &Task, pairs: usize) -> Result<Vec<[Report; 2]>> {
-        let args = task.to_bytes();
+    /// As [`run`](Self::run), with a task for each pair. Either all tasks say that the pairs begin together, or none.
+    pub fn run_each(&self, tasks: &[Task]) -> Result<Vec<[Report; 2]>> {
+        let pairs = tasks.len();
+        let args: Vec<Vec<u8>> = tasks.iter().map(Task::to_bytes).collect();
         let spec = |pair: usize, role: Role| {
             let index = role as usize;
             ActorSpec::new(role.name_in(pair), ACTOR)
                 .on(self.device(index))
-                .with_args(&*args)
+                .with_args(&*args[pair])
                 .pinned_to(self.cpus_of(pair)[index])
         };
         let parts: Vec<ActorSpec> = (0..pairs)
@@ -138,7 +140,8 @@ impl Testbed<'_> {
         let running = self.world.start(&Scenario::of(parts));
         let mut running = running.map_err(|e| WorkloadError::at("scenario", e))?;
         // The deadline is on the world's own clock.
-        let deadline = running.now() + allowed(task.planned_ns());
+        let planned = tasks.iter().map(Task::planned_ns).max();
+        let deadline = running.now() + allowed(planned.unwrap_or(0));
         let mut looks = UsageSamples::default();
         *self.measured_usage() = None;
         let mut ready = 0;

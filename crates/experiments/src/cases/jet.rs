@@ -11,14 +11,22 @@
 //! | [`production`] | a simulated storage server whose messages stay in memory for times that vary: figures 8 and 12 |
 //! | [`receiving_host`] | the memory of a simulated host under an antagonist, and READs at a time: figures 2, 3 and 5 |
 //! | [`mechanisms`] | figures 2 and 3 without one mechanism of the receiving host at a time |
+//! | [`workloads`] | the storage server with messages of many sizes: figure 9 |
+//! | [`over_time`] | the storage server over time, while an antagonist comes and goes, and without one: figures 1, 10 and 11 |
+//! | [`memory_load`] | the load of the memory at which throughput begins to fall |
+//! | [`collectives`] | collective operations of MPI on two simulated hosts: figure 13 |
 //! | `hosts` | the processes of the experiments with daemons |
 
+pub mod collectives;
 pub mod escape;
 mod hosts;
 pub mod mechanisms;
+pub mod memory_load;
+pub mod over_time;
 pub mod production;
 pub mod qos;
 pub mod receiving_host;
 pub mod residency;
 pub mod storage;
 pub mod streams;
+pub mod workloads;

@@ -2,7 +2,7 @@
 //!
 //! Each connection has a number of messages under way: one is announced, the server READs it, a device such as an SSD
 //! reads it from memory during some time, and then the next one is announced. The announcement takes a fixed time and
-//! no bandwidth. The receive memory is the [receive pool's](headworks_rxpool::receiver::Receiver), with its admission
+//! no bandwidth. Messages of 4 KiB are sent by SENDs into shared receives ([`short_messages`]). The receive memory is the [receive pool's](headworks_rxpool::receiver::Receiver), with its admission
 //! and windows, or an area that is used in turn from its beginning to its end.
 
 use std::cmp::Reverse;
@@ -18,15 +18,20 @@ use headworks_rxpool::receiver::{Announcement, LinkId, Receiver, ReceiverEvent, 
 use headworks_rxpool::units::UNIT;
 use serde::{Deserialize, Serialize};
 
+mod short_messages;
+#[cfg(test)]
+mod tests;
+
+use self::short_messages::{SHORT, ShortServer};
 use super::endpoint::acting;
 use super::requester::Requester;
-use super::verb_load::{finished, pair};
+use super::verb_load::{finished, loaded_shape, pair};
 use super::{Made, Setup, Verb, VerbLoad};
-use crate::actor_pair::{BEGIN, PairMail};
+use crate::actor_pair::{BEGIN, PairMail, Role};
 use crate::error::{Result, WorkloadError};
 use crate::latency::Histogram;
 use crate::random::Random;
-use crate::report::Report;
+use crate::report::{Report, StorageSample};
 
 /// Distribution of the time for which a message stays in memory after it has arrived.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -56,8 +61,11 @@ impl StayTime {
 /// Load of a storage server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct StorageLoad {
-    /// Bytes of a message.
+    /// Bytes of the longest message, and of the shortest one, at least 4,096. Each message has one of the powers of two
+    /// from the shortest to the longest one, and all are equally frequent. Messages of 4,096 bytes are sent by SENDs.
     pub size: usize,
+    /// See `size`.
+    pub least: usize,
     /// Connections, and messages under way on each.
     pub connections: usize,
     /// See `connections`.
@@ -76,6 +84,23 @@ pub struct StorageLoad {
     pub stay_ns: u64,
     /// See `stay_ns`.
     pub stay: StayTime,
+    /// Nanoseconds between two samples of the receive memory; 0 for none.
+    pub sample_ns: u64,
+}
+
+impl StorageLoad {
+    fn has_short_messages(&self) -> bool {
+        self.least <= SHORT
+    }
+
+    /// Draws the bytes of a message. Loads whose messages are all alike draw nothing.
+    fn draw_size(&self, random: &mut Random) -> usize {
+        let sizes = (self.size / self.least).ilog2() + 1;
+        match sizes {
+            1 => self.size,
+            sizes => self.least << random.below(sizes.into()),
+        }
+    }
 }
 
 /// Time from the end of a message to the announcement of the next one.
@@ -94,28 +119,48 @@ pub(super) fn part(load: StorageLoad, setup: &Setup<'_>) -> Made {
         depth: READ_DEPTH,
         ..VerbLoad::of(Verb::Read, load.size)
     };
-    let (warm_ns, run_ns) = (setup.task.warm_ns, setup.task.run_ns);
-    pair(reads, setup, move |source| {
-        server(load, source, (warm_ns, run_ns))
+    let times = (setup.task.warm_ns, setup.task.run_ns);
+    if !load.has_short_messages() {
+        return pair(reads, setup, move |source| {
+            server(load, source, None, times)
+        });
+    }
+    let is_server = setup.pair.role == Role::Sender;
+    let mut shape = loaded_shape(&reads, (load.connections * READ_DEPTH) as u32, 0);
+    shape.caps.max_send_wr = READ_DEPTH as u32;
+    let bulk = setup.source(reads, &shape, load.size * load.connections)?;
+    let short = short_messages::end(&load, setup, is_server)?;
+    let offered = (bulk.offer(0), short.offer(0));
+    bulk.connect(offered.0, move |bulk| {
+        short.connect(offered.1, move |short| match is_server {
+            true => server(load, bulk, Some(ShortServer::new(&load, short)?), times),
+            false => short_messages::client(load, bulk, short),
+        })
     })
 }
 
-/// Returns the configuration of the receive memory.
+/// Returns the configuration of receive memory of that many bytes.
 fn memory_config(load: &StorageLoad) -> PoolConfig {
+    receive_memory(load.memory, load.is_pool, load.has_windows)
+}
+
+/// Returns the configuration of receive memory of `bytes` bytes: a pool, or areas that are used in turn. Windows limit
+/// the READs in flight as in the pool's default.
+pub(crate) fn receive_memory(bytes: u64, is_pool: bool, has_windows: bool) -> PoolConfig {
     let unlimited = PoolConfig {
         reads: 1024,
-        read_bytes: load.memory.max(PoolConfig::default().read_bytes),
+        read_bytes: bytes.max(PoolConfig::default().read_bytes),
         ..PoolConfig::default()
     };
-    let windows = match load.has_windows {
+    let windows = match has_windows {
         true => PoolConfig::default(),
         false => unlimited,
     };
     let config = PoolConfig {
-        budget: load.memory,
+        budget: bytes,
         ..windows
     };
-    match load.is_pool {
+    match is_pool {
         true => config,
         // An area has no escape: it is used up, and then there is none.
         false => PoolConfig {
@@ -130,16 +175,22 @@ fn memory_config(load: &StorageLoad) -> PoolConfig {
 
 /// Memory to be read by the device, and released after that.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Leaving {
-    transfer: TransferId,
-    held: HeldExtent,
-    from: u32,
-    units: u32,
+enum Leaving {
+    /// Units of an extent.
+    Extent {
+        transfer: TransferId,
+        held: HeldExtent,
+        from: u32,
+        units: u32,
+    },
+    /// The memory of a receive.
+    Short { connection: usize, slot: usize },
 }
 
 /// A message under way.
 struct Message {
     connection: usize,
+    size: u64,
     announced: Instant,
     stay_ns: u64,
     /// Extents that arrived, where memory is released by whole messages.
@@ -151,6 +202,7 @@ struct Message {
 
 struct Server {
     load: StorageLoad,
+    short: Option<ShortServer>,
     receiver: Receiver,
     app: AppId,
     links: Vec<LinkId>,
@@ -164,10 +216,18 @@ struct Server {
     leaving: HashMap<u64, Leaving>,
     number: u64,
     done: u64,
+    /// Bytes of the messages that are done.
+    bytes: u64,
     latency: Histogram,
+    samples: Vec<StorageSample>,
 }
 
-fn server(load: StorageLoad, source: Requester, (warm_ns, run_ns): (u64, u64)) -> Made {
+fn server(
+    load: StorageLoad,
+    source: Requester,
+    short: Option<ShortServer>,
+    (warm_ns, run_ns): (u64, u64),
+) -> Made {
     let config = memory_config(&load);
     let bytes = u64::from(config.memory_units()) * u64::from(UNIT);
     let buffer = source.end.device.alloc(&AllocRequest {
@@ -195,6 +255,7 @@ fn server(load: StorageLoad, source: Requester, (warm_ns, run_ns): (u64, u64)) -
         .collect();
     let mut server = Server {
         load,
+        short,
         receiver,
         app,
         links,
@@ -206,7 +267,9 @@ fn server(load: StorageLoad, source: Requester, (warm_ns, run_ns): (u64, u64)) -
         leaving: HashMap::new(),
         number: 0,
         done: 0,
+        bytes: 0,
         latency: Histogram::default(),
+        samples: Vec::new(),
     };
     let _device = end.device;
     let mut phase = Phase::Warm;
@@ -214,6 +277,9 @@ fn server(load: StorageLoad, source: Requester, (warm_ns, run_ns): (u64, u64)) -
         let _ = &_device;
         server.step(cx)?;
         let now = cx.now().nanos();
+        if let Phase::Measured(_) = phase {
+            server.sample(now);
+        }
         match phase {
             Phase::Warm if now >= warm_ns => {
                 phase = Phase::Ready;
@@ -221,15 +287,19 @@ fn server(load: StorageLoad, source: Requester, (warm_ns, run_ns): (u64, u64)) -
             }
             Phase::Ready if cx.receive_mail().is_some_and(|mail| mail == BEGIN) => {
                 phase = Phase::Measured(now);
-                (server.done, server.latency) = (0, Histogram::default());
+                (server.done, server.bytes) = (0, 0);
+                server.latency = Histogram::default();
+                server.sample(now);
             }
             Phase::Measured(began) if now >= began + run_ns => {
                 return finished(
                     cx,
-                    Report::Served {
+                    Report::Stored {
                         messages: server.done,
+                        bytes: server.bytes,
                         nanos: now - began,
                         latency: server.latency.quantiles(1.0),
+                        samples: std::mem::take(&mut server.samples),
                     },
                 );
             }
@@ -269,6 +339,7 @@ impl Server {
                 ReceiverEvent::Copy(_) | ReceiverEvent::Overdue(_) | ReceiverEvent::Signal => {}
             }
         }
+        events += self.take_short(now)?;
         events += self.release(cx, now)?;
         cx.charge(Duration::from_nanos(EVENT_NS * events));
         Ok(())
@@ -281,15 +352,24 @@ impl Server {
             && at <= now.nanos()
         {
             self.announcements.pop();
+            count += 1;
+            let size = self.load.draw_size(&mut self.random);
+            if size <= SHORT
+                && let Some(short) = &mut self.short
+            {
+                short.grant(connection)?;
+                continue;
+            }
             let announced = self.receiver.announce(Announcement {
                 link: self.links[connection],
                 app: self.app,
                 from: self.target.plus((connection * self.load.size) as u64),
-                len: self.load.size as u64,
+                len: size as u64,
             });
             let id = announced.map_err(|e| WorkloadError::at("announcing", e))?;
             let message = Message {
                 connection,
+                size: size as u64,
                 announced: now,
                 stay_ns: self.load.stay.draw(self.load.stay_ns, &mut self.random),
                 extents: Vec::new(),
@@ -297,7 +377,6 @@ impl Server {
                 left: 0,
             };
             self.messages.insert(id, message);
-            count += 1;
         }
         Ok(count)
     }
@@ -319,12 +398,62 @@ impl Server {
             return;
         }
         let (stay, unit) = (message.stay_ns, u64::from(UNIT));
-        let all = (self.load.size as u64).div_ceil(unit);
+        let all = message.size.div_ceil(unit);
         for slice in 0..u64::from(held.extent.units.min(len.div_ceil(UNIT))) {
             let number = at / unit + slice;
             let due = now.nanos() + stay * (number + 1) / all;
-            self.leave(due, transfer, held, (slice as u32, 1));
+            self.leave(
+                due,
+                Leaving::Extent {
+                    transfer,
+                    held,
+                    from: slice as u32,
+                    units: 1,
+                },
+            );
         }
+    }
+
+    /// Handles short messages that have arrived. Returns their number.
+    fn take_short(&mut self, now: Instant) -> Result<u64> {
+        let Some(short) = &mut self.short else {
+            return Ok(0);
+        };
+        let messages = short.take()?;
+        let count = messages.len() as u64;
+        for message in messages {
+            self.done += 1;
+            self.bytes += SHORT as u64;
+            self.latency.record(now.since(message.sent));
+            let stay = self.load.stay.draw(self.load.stay_ns, &mut self.random);
+            let (connection, slot) = (message.connection, message.slot);
+            self.leave(now.nanos() + stay, Leaving::Short { connection, slot });
+        }
+        Ok(count)
+    }
+
+    /// Takes a sample of the receive memory if one is due.
+    fn sample(&mut self, now: u64) {
+        let every = self.load.sample_ns;
+        let last = self
+            .samples
+            .last()
+            .map(|sample| sample.at_ns / every.max(1));
+        if every == 0 || last.is_some_and(|last| now / every <= last) {
+            return;
+        }
+        let pool = self.receiver.pool();
+        let (used, counters) = (pool.used(self.app), pool.counters());
+        let bytes = |units: u32| u64::from(units) * u64::from(UNIT);
+        self.samples.push(StorageSample {
+            at_ns: now,
+            bytes: self.bytes,
+            held: bytes(used.held),
+            replaced: bytes(pool.replaced()),
+            replacements: counters.replacements,
+            copies: counters.copies,
+            signals: counters.signals,
+        });
     }
 
     /// Handles the end of a message's arrival.
@@ -333,28 +462,25 @@ impl Server {
             return;
         };
         self.done += 1;
+        self.bytes += message.size;
         self.latency.record(now.since(message.announced));
         let due = now.nanos() + message.stay_ns;
         for held in std::mem::take(&mut message.extents) {
-            self.leave(due, transfer, held, (0, held.extent.units));
+            self.leave(
+                due,
+                Leaving::Extent {
+                    transfer,
+                    held,
+                    from: 0,
+                    units: held.extent.units,
+                },
+            );
         }
     }
 
-    fn leave(
-        &mut self,
-        due: u64,
-        transfer: TransferId,
-        held: HeldExtent,
-        (from, units): (u32, u32),
-    ) {
+    fn leave(&mut self, due: u64, leaving: Leaving) {
         self.number += 1;
         self.releases.push(Reverse((due, self.number)));
-        let leaving = Leaving {
-            transfer,
-            held,
-            from,
-            units,
-        };
         self.leaving.insert(self.number, leaving);
     }
 
@@ -369,25 +495,36 @@ impl Server {
             let Some(leaving) = self.leaving.remove(&number) else {
                 continue;
             };
-            let Leaving {
-                transfer,
-                held,
-                from,
-                units,
-            } = leaving;
+            count += 1;
+            let (transfer, held, from, units) = match leaving {
+                Leaving::Extent {
+                    transfer,
+                    held,
+                    from,
+                    units,
+                } => (transfer, held, from, units),
+                Leaving::Short { connection, slot } => {
+                    if let Some(short) = &self.short {
+                        cx.device_reads(short.place(slot), SHORT);
+                        short.receive(slot)?;
+                    }
+                    let next = now.nanos() + ANNOUNCE_NS;
+                    self.announcements.push(Reverse((next, connection)));
+                    continue;
+                }
+            };
             let offset = held.extent.offset() + u64::from(from) * u64::from(UNIT);
             let memory = self.receiver.region().buffer();
             let begin = memory.as_ptr().wrapping_add(offset as usize);
             cx.device_reads(begin, units as usize * UNIT as usize);
             let released = self.receiver.release(self.app, held, from, units, now);
             released.map_err(|e| WorkloadError::at("releasing", e))?;
-            count += 1;
             let Some(message) = self.messages.get_mut(&transfer) else {
                 continue;
             };
             message.left -= units;
             // A message is over when everything that has come is released, and all of it has come.
-            let is_over = message.left == 0 && message.arrived == self.load.size as u64;
+            let is_over = message.left == 0 && message.arrived == message.size;
             if is_over && let Some(message) = self.messages.remove(&transfer) {
                 let next = now.nanos() + ANNOUNCE_NS;
                 self.announcements.push(Reverse((next, message.connection)));

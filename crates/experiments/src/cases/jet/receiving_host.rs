@@ -7,6 +7,7 @@ use headworks::sim::{HostCounters, Preset, Usage};
 
 use crate::cases::prelude::*;
 use crate::nic::{Verb, VerbLoad};
+use crate::service::virtual_time::Machine;
 
 /// Queue pairs, as the paper has them, and processes that share them. Each process tells when it is warm, so that
 /// what the hosts count is of the measured time.
@@ -42,6 +43,7 @@ pub(super) const PAUSED: Quantity = "paused";
 const NOTIFICATIONS: Quantity = "notifications";
 const DROPPED: Quantity = "dropped";
 const LATENCY: Quantity = "latency";
+const MEMORY: Quantity = "memory";
 const ANTAGONIST: Quantity = "antagonist";
 
 /// A machine's state.
@@ -145,7 +147,7 @@ pub static FIG2: Case<Arm> = Case {
             points,
             Sweep::in_virtual_time("message size [KiB]", ""),
             |bench, point, _| {
-                let settings = point.arm.settings(&preset);
+                let settings = unless_set(bench, point.arm.settings(&preset));
                 let testbed = bench.testbed_with(&settings)?;
                 let load = VerbLoad {
                     queue_pairs: QUEUE_PAIRS / PAIRS,
@@ -186,6 +188,28 @@ pub fn write_all(
     Ok(usage.as_ref().and_then(|usage| sample(usage, &load)))
 }
 
+/// Measures WRITEs of `kib` KiB over all queue pairs, as [`write_all`] does, and the requests per second of `probe` in a
+/// process of its own beside them.
+pub(super) fn writes_beside(
+    testbed: &Testbed<'_>,
+    kib: u64,
+    probe: &VerbLoad,
+    times: (Duration, Duration),
+) -> Result<(Option<Sample>, f64), WorkloadError> {
+    let load = VerbLoad {
+        queue_pairs: QUEUE_PAIRS / PAIRS,
+        depth: DEPTH,
+        warm_requests: 2 * QUEUE_PAIRS,
+        ..VerbLoad::of(Verb::Write, (kib * 1024) as usize)
+    };
+    let (_, probes) = load.rate_beside(probe, testbed, PAIRS, times)?;
+    let usage = testbed.take_usage();
+    Ok((
+        usage.as_ref().and_then(|usage| sample(usage, &load)),
+        probes,
+    ))
+}
+
 /// Returns the preset of the device.
 ///
 /// # Errors
@@ -201,6 +225,37 @@ pub(crate) fn memory_of(bench: &Bench<'_>) -> Result<Preset, RunError> {
         ))
     })?;
     Ok(preset)
+}
+
+/// Returns an arm's settings of a machine without that of the antagonist if the user set it (`--set host.antagonist=0`
+/// switches it off in every arm).
+pub(crate) fn unless_set(bench: &Bench<'_>, mut settings: Vec<String>) -> Vec<String> {
+    let is_antagonist = |setting: &str| setting.starts_with("host.antagonist=");
+    let set = &bench.options.set;
+    if set.iter().any(|set| is_antagonist(&set.to_string())) {
+        settings.retain(|setting| !is_antagonist(setting));
+    }
+    settings
+}
+
+/// Returns the device's machine with further settings, and the seed.
+///
+/// # Errors
+///
+/// As [`memory_of`]; or a setting is not legal.
+pub(crate) fn machine_with(
+    bench: &Bench<'_>,
+    settings: Vec<String>,
+) -> Result<Machine, WorkloadError> {
+    let machine = bench.options.machine().and_then(Result::ok);
+    let machine = machine.ok_or_else(|| WorkloadError("the device is not simulated".into()))?;
+    let (mut preset, seed) = machine;
+    for setting in unless_set(bench, settings) {
+        let (key, value) = setting.split_once('=').unwrap_or_default();
+        let set = preset.set(key, value);
+        set.map_err(|e| WorkloadError::at("setting", e))?;
+    }
+    Ok(Machine { preset, seed })
 }
 
 /// Returns what the hosts counted in the measured time; `None` if nothing arrived.
@@ -229,6 +284,10 @@ fn sample(usage: &Usage, load: &VerbLoad) -> Option<Sample> {
             host.notifications_sent as f64 / seconds * 1e-3,
         ),
         (DROPPED, host.dropped as f64 / seconds * 1e-3),
+        (
+            MEMORY,
+            (host.memory_rnic + host.memory_processors) as f64 / seconds * 1e-9,
+        ),
         (ANTAGONIST, host.memory_antagonist as f64 / seconds * 1e-9),
     ]))
 }
