@@ -103,6 +103,58 @@ fn figures_of_the_service_are_the_same_once_more_and_nothing_is_left_out() {
 }
 
 #[test]
+fn an_incident_over_time_is_the_same_once_more_and_jet_does_not_lose() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let first = files("jet-fig1", "sim:cx4lx-2x25g", &dir.path().join("a")).expect("measured");
+    let again = files("jet-fig1", "sim:cx4lx-2x25g", &dir.path().join("b")).expect("measured");
+    assert_eq!(first[0], again[0]);
+    let [points, report, summary] = first;
+    // 30 windows of two arms, and the header.
+    assert_eq!(points.lines().count(), 61, "{points}");
+    assert!(
+        report.contains("(simulated)") && summary.contains("\"simulated\": true"),
+        "{report}"
+    );
+    assert!(summary.contains("\"skipped\": {}"), "{summary}");
+    let throughput = |arm: &str, time: u32| {
+        let begin = format!("{arm},{time},");
+        let line = points.lines().find(|line| line.starts_with(&begin));
+        let value = line.and_then(|line| line.split(',').nth(2));
+        value
+            .and_then(|value| value.parse::<f64>().ok())
+            .expect("a throughput")
+    };
+    // The antagonist runs from 5 to 20 ms.
+    assert!(throughput("O", 4) > 5.5 && throughput("O", 29) > 5.5);
+    assert!(throughput("O", 18) < 0.7 * throughput("O", 4), "{points}");
+    assert!(
+        throughput("I+F+R", 18) > 0.95 * throughput("O", 4),
+        "{points}"
+    );
+}
+
+#[test]
+fn experiments_on_receiving_hosts_refuse_presets_without_their_memory() {
+    let dir = tempfile::tempdir().expect("a directory");
+    for name in [
+        "jet-fig1",
+        "jet-fig9",
+        "jet-fig10",
+        "jet-fig11",
+        "jet-fig13",
+        "jet-load",
+    ] {
+        let refused = files(name, "sim:cx5-100g", dir.path());
+        let why = refused.err().map(|why| why.to_string());
+        assert!(
+            why.as_ref()
+                .is_some_and(|why| why.contains("does not model the memory of hosts")),
+            "{name}: {why:?}"
+        );
+    }
+}
+
+#[test]
 fn the_loss_of_long_writes_needs_the_limit_of_posted_writes() {
     let device = "sim:cx4lx-2x25g".parse().expect("a device's name");
     let stop = AtomicBool::new(false);

@@ -34,7 +34,7 @@ pub use self::steps::{Message, Pattern};
 use crate::error::{Result, WorkloadError};
 use crate::service::virtual_time::Machine;
 
-/// Processes, and hosts that they run on: the first half of the processes on the first host.
+/// Processes, and hosts that they run on.
 pub const PROCESSES: usize = 8;
 /// See [`PROCESSES`].
 pub const HOSTS: usize = 2;
@@ -60,6 +60,25 @@ pub enum ReceiveWay {
     Pool,
 }
 
+/// Placement of the processes on the hosts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Placement {
+    /// The first half of the processes on the first host.
+    Block,
+    /// Processes on the hosts in turn.
+    Cyclic,
+}
+
+impl Placement {
+    /// Returns the number of the host that a process runs on.
+    fn host_of(self, rank: usize) -> usize {
+        match self {
+            Self::Block => rank / LOCAL,
+            Self::Cyclic => rank % HOSTS,
+        }
+    }
+}
+
 /// An operation that is repeated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Collective {
@@ -67,6 +86,8 @@ pub struct Collective {
     pub pattern: Pattern,
     /// Bytes of a message as MPI's benchmarks name it ([`Pattern::steps`]).
     pub bytes: u64,
+    /// Placement of the processes.
+    pub placement: Placement,
     /// Way of messages between hosts.
     pub way: ReceiveWay,
     /// Whether receive memory is released by slices of 4 KiB, each when it is copied. If not, it is released when all
@@ -159,11 +180,6 @@ impl Collective {
     }
 }
 
-/// Returns the number of the host that a process runs on.
-fn host_of(rank: usize) -> usize {
-    rank / LOCAL
-}
-
 /// A run. Clones share its state.
 #[derive(Clone)]
 struct Run {
@@ -213,15 +229,21 @@ impl Run {
         self.machine.preset.ports as usize
     }
 
+    fn host_of(&self, rank: usize) -> usize {
+        self.collective.placement.host_of(rank)
+    }
+
     /// Returns the device of a process. Processes of a host share its RNIC.
     fn device(&self, rank: usize) -> Result<DeviceName> {
-        let (preset, host) = (&self.machine.preset.name, host_of(rank));
+        let (preset, host) = (&self.machine.preset.name, self.host_of(rank));
         let name = format!("sim:{preset},host=h{host}");
         name.parse().map_err(|e| WorkloadError::at("device", e))
     }
 
     /// Returns the peers of a process on the other host.
     fn remotes(&self, rank: usize) -> impl Iterator<Item = usize> + use<> {
+        let placement = self.collective.placement;
+        let host_of = move |rank| placement.host_of(rank);
         (0..PROCESSES).filter(move |peer| host_of(*peer) != host_of(rank))
     }
 

@@ -13,9 +13,7 @@ use headworks_rxpool::pool::AppLimits;
 use headworks_rxpool::receiver::{Announcement, LinkId, Receiver, ReceiverEvent, TransferId};
 use headworks_rxpool::units::UNIT;
 
-use super::{
-    LOCAL, Message, MessageId, POOL, PROCESSES, READ_DEPTH, READS, ReceiveWay, Run, host_of,
-};
+use super::{LOCAL, Message, MessageId, POOL, PROCESSES, READ_DEPTH, READS, ReceiveWay, Run};
 use crate::error::WorkloadError;
 use crate::nic::storage::receive_memory;
 use crate::random::{Random, mix};
@@ -201,7 +199,7 @@ impl Process {
             let block = self.block_bytes();
             let (from, place) = (message.source as u64 * block, message.target as u64 * block);
             let bytes = self.bytes_of(message);
-            if host_of(message.from) == host_of(self.rank) {
+            if run.host_of(message.from) == run.host_of(self.rank) {
                 self.pieces.push_back(Piece {
                     message: id,
                     reduces: message.reduces,

@@ -89,6 +89,7 @@ fn pool(pattern: Pattern) -> Collective {
     Collective {
         pattern,
         bytes: 256 << 10,
+        placement: Placement::Block,
         way: ReceiveWay::Pool,
         by_slices: true,
     }
@@ -99,6 +100,7 @@ fn between_hosts(collective: &Collective) -> u64 {
     let block = collective.pattern.block_bytes(PROCESSES, collective.bytes);
     let steps = collective.pattern.steps(PROCESSES);
     let messages = steps.iter().flatten();
+    let host_of = |rank| collective.placement.host_of(rank);
     let messages = messages.filter(|message| host_of(message.from) != host_of(message.to));
     messages.map(|message| message.blocks as u64 * block).sum()
 }
@@ -123,6 +125,20 @@ fn the_bytes_of_an_operation_arrive_whatever_the_way() {
             );
         }
     }
+}
+
+#[test]
+fn in_a_ring_over_hosts_in_turn_every_message_crosses_them() {
+    let of = |placement| {
+        let collective = Collective {
+            placement,
+            ..pool(Pattern::AllGather)
+        };
+        let bytes = between_hosts(&collective);
+        assert_eq!(measured(&collective, "0").arrived % bytes, 0);
+        bytes
+    };
+    assert_eq!(of(Placement::Cyclic), 4 * of(Placement::Block));
 }
 
 #[test]

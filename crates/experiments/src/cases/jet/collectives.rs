@@ -5,8 +5,10 @@ use std::fmt;
 use super::receiving_host::{about, machine_with, memory_of};
 use super::storage::{Arm as Design, DMA_CACHE_KIB};
 use crate::cases::prelude::*;
-use crate::collectives::{Collective, CollectiveResult, Pattern, ReceiveWay};
+use crate::collectives::{Collective, CollectiveResult, Pattern, Placement, ReceiveWay};
 
+/// Patterns that the paper names: the first ones.
+const NAMED: usize = 3;
 /// Bytes of a message (section 6.4).
 const MESSAGE: u64 = 4 << 20;
 /// Warm-up and measured time. At least one operation is measured.
@@ -55,7 +57,7 @@ impl Arm {
     ];
     const QUICK: [Self; 3] = [Self::O, Self::DIRECT, Self::JET];
 
-    fn collective(self, pattern: Pattern) -> Collective {
+    fn collective(self, pattern: Pattern, placement: Placement) -> Collective {
         let way = match (self.is_direct, self.design.has_pool()) {
             (true, _) => ReceiveWay::Direct,
             (false, true) => ReceiveWay::Pool,
@@ -64,6 +66,7 @@ impl Arm {
         Collective {
             pattern,
             bytes: MESSAGE,
+            placement,
             way,
             by_slices: self.design.frees_slices(),
         }
@@ -71,7 +74,7 @@ impl Arm {
 
     fn note(self) -> ArmNote {
         let design = self.design;
-        let memory = match self.collective(Pattern::AllToAll).way {
+        let memory = match self.collective(Pattern::AllToAll, Placement::Block).way {
             ReceiveWay::Direct => {
                 "READ into the buffer of the operation, without a copy; what is to be added goes to areas"
             }
@@ -110,8 +113,19 @@ impl fmt::Display for Arm {
     }
 }
 
-fn at(arm: Arm, pattern: Pattern, quantity: Quantity) -> Expr<Arm> {
-    Expr::At(Point::at(arm, number_of(pattern)), quantity)
+fn at(arm: Arm, (pattern, placement): (Pattern, u64), quantity: Quantity) -> Expr<Arm> {
+    Expr::At(Point::at(arm, number_of(pattern)).with(placement), quantity)
+}
+
+/// Numbers by which points name placements.
+const BLOCK: u64 = 1;
+const CYCLIC: u64 = 2;
+
+fn placement_of(point: &Point<Arm>) -> Placement {
+    match point.n {
+        CYCLIC => Placement::Cyclic,
+        _ => Placement::Block,
+    }
 }
 
 /// Returns the number by which points name a pattern, from 1 on.
@@ -150,12 +164,21 @@ pub static FIG13: Case<Arm> = Case {
             DMA_CACHE_KIB >> 10
         ));
         let numbers: Vec<u64> = Pattern::ALL.into_iter().map(number_of).collect();
-        let points = grid("", arms, &numbers);
+        let mut points: Vec<_> = grid("", arms, &numbers)
+            .into_iter()
+            .map(|point| point.with(BLOCK))
+            .collect();
+        let cyclic = match bench.options.quick {
+            true => NAMED,
+            false => Pattern::ALL.len(),
+        };
+        let cyclic = grid("", &[Arm::O, Arm::JET], &numbers[..cyclic]);
+        points.extend(cyclic.into_iter().map(|point| point.with(CYCLIC)));
         let sweep = Sweep::in_virtual_time("", "");
         bench.measure(points, sweep, |bench, point, _| {
             let settings = point.arm.design.settings(&preset, 1.0);
             let machine = machine_with(bench, settings)?;
-            let collective = point.arm.collective(pattern_of(point));
+            let collective = point.arm.collective(pattern_of(point), placement_of(point));
             let found = collective.measure(&machine, times, bench.stop())?;
             Ok(Some(sample(&found)))
         })
@@ -183,6 +206,10 @@ fn table() -> Table<Arm> {
     t.cell("operation", |point| {
         pattern_of(point).to_string().as_str().into()
     });
+    t.cell("processes on hosts", |point| match placement_of(point) {
+        Placement::Block => "in blocks".into(),
+        Placement::Cyclic => "in turn".into(),
+    });
     t.value("average time [µs]", TIME);
     t.value("slowest process [µs]", SLOWEST);
     t.value("arrived at a host [GB/s]", RATE_IN);
@@ -191,8 +218,8 @@ fn table() -> Table<Arm> {
     t.value("memory of a host, without the antagonist [GB/s]", MEMORY);
     t.value("antagonist of a host [GB/s]", ANTAGONIST);
     t.value("operations", OPERATIONS);
-    let lower = |arm, pattern| {
-        (Expr::Is(1.0) - at(Arm::JET, pattern, TIME) / at(arm, pattern, TIME)) * 100.0
+    let lower = |arm, at_point| {
+        (Expr::Is(1.0) - at(Arm::JET, at_point, TIME) / at(arm, at_point, TIME)) * 100.0
     };
     for pattern in Pattern::ALL {
         let key = pattern.key();
@@ -205,18 +232,23 @@ fn table() -> Table<Arm> {
         for (arm, of) in [(Arm::O, "areas"), (Arm::DIRECT, "no_copies")] {
             let metric = t.metric(
                 format!("{key}_lower_than_{of}_percent"),
-                lower(arm, pattern),
+                lower(arm, (pattern, BLOCK)),
             );
             if let Some(stated) = stated {
                 metric.paper(Claim::About(stated), "6.4, Figure 13: up to so much");
             }
         }
-        t.metric(format!("{key}_jet_us"), at(Arm::JET, pattern, TIME));
+        t.metric(
+            format!("{key}_jet_us"),
+            at(Arm::JET, (pattern, BLOCK), TIME),
+        );
+        let cyclic = lower(Arm::O, (pattern, CYCLIC));
+        t.metric(format!("{key}_in_turn_lower_than_areas_percent"), cyclic);
     }
     t.note(
         "Everything is simulated, and nothing is fitted to this figure. The paper runs MVAPICH and does not say which of its \
          testbeds, how messages reach the buffers of the baseline, or which three operations it does not name. Here the \
-         algorithms are those of MPICH for long messages, each host has four neighbouring processes, and each message between \
+         algorithms are those of MPICH for long messages, each host has four neighbouring processes (in blocks) or every other process (in turn), and each message between \
          hosts is a READ on each port. The time of an operation is the average over processes, as MPI's benchmarks print it.",
     );
     t.note(
@@ -225,17 +257,21 @@ fn table() -> Table<Arm> {
          makes a copy slow while an antagonist uses the memory, and the pool does not help it.",
     );
     t.note("Processes learn of each other's messages after 4 µs, without traffic. Sums take as long as copies.");
-    t.lines(
-        "time.svg",
-        "Average time of collective operations of 4 MiB under memory pressure",
-        (
-            Axis::linear(
-                "operation: all-to-all, all-gather, all-reduce, reduce-scatter, broadcast, gather",
-            ),
-            Axis::linear("time [µs]"),
-        ),
-        |point| Expr::At(*point, TIME),
+    let axes = (
+        Axis::linear("all-to-all, all-gather, all-reduce, reduce-scatter, broadcast, gather"),
+        Axis::linear("time [µs]"),
     );
+    let title = "Average time of collective operations of 4 MiB under memory pressure";
+    t.chart("time.svg", title, axes, |point| {
+        let is_drawn = point.n == BLOCK;
+        is_drawn.then(|| {
+            (
+                point.arm.to_string(),
+                point.x as f64,
+                Expr::At(*point, TIME),
+            )
+        })
+    });
     t
 }
 
@@ -256,10 +292,11 @@ mod tests {
 
     #[test]
     fn only_jets_arms_use_the_pool() {
-        let way = |arm: Arm| arm.collective(Pattern::Gather).way;
+        let way = |arm: Arm| arm.collective(Pattern::Gather, Placement::Block).way;
         assert_eq!(way(Arm::O), ReceiveWay::Areas);
         assert_eq!(way(Arm::DIRECT), ReceiveWay::Direct);
         assert_eq!(way(Arm::JET), ReceiveWay::Pool);
-        assert!(Arm::JET.collective(Pattern::Gather).by_slices);
+        let collective = Arm::JET.collective(Pattern::Gather, Placement::Cyclic);
+        assert!(collective.by_slices);
     }
 }
