@@ -57,7 +57,7 @@ impl VerbLoad {
     /// in a pair of its own beside them.
     pub fn rate_beside(
         &self,
-        probe: &VerbLoad,
+        probe: &Self,
         testbed: &Testbed<'_>,
         pairs: usize,
         times: Times,

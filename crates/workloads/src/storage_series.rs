@@ -123,7 +123,7 @@ impl StorageSeries {
                         let told = running.send(server, BEGIN);
                         told.map_err(|e| WorkloadError::at("scenario", e))?;
                     }
-                    report => stored = stored.or(Stored::of(report)),
+                    report => stored = Stored::of(report).or(stored),
                 },
                 Some(ScenarioEvent::Ended {
                     outcome: ActorOutcome::Done,
@@ -163,7 +163,7 @@ impl StorageSeries {
                 seconds: since.over as f64 * 1e-12,
                 arrived: host.counters.bytes_in,
                 host: host.receiving?,
-                memory: *after.or(samples.last())?,
+                memory: *after.or_else(|| samples.last())?,
             })
         });
         windows.collect()
