@@ -9,6 +9,7 @@ pub mod raw_verbs;
 pub mod rb2;
 pub mod ring_fanin;
 pub mod ring_vs_peers;
+pub mod share_pace_pool;
 pub mod sim_speed;
 pub mod softnic;
 pub mod weir;
@@ -92,6 +93,7 @@ const ALL: &[&dyn Experiment] = &[
     &jet::collectives::FIG13,
     &jet::memory_load::LOAD,
     &incast::INCAST_LOOPS,
+    &share_pace_pool::SHARE_PACE_POOL,
     &sim_speed::SIM_SPEED,
 ];
 

@@ -12,6 +12,7 @@
 //! | [`patterns`] | request and response by every design of RDMA Communication Patterns |
 //! | [`collectives`] | collective operations of MPI on two simulated hosts with contended memory |
 //! | [`storage_series`] | a storage server over virtual time, while an antagonist comes and goes |
+//! | [`share_pace_pool`] | a host with connections to many hosts: shared queue pairs, pacing and a receive pool, in virtual time |
 //! | [`incast`] | many hosts that send to one contended host, and signals from it, in virtual time |
 //! | [`residency`] | what receive memory that stays in the processor's cache is worth |
 //! | [`service`] | daemons and their applications: as processes, and in virtual time |
@@ -55,6 +56,7 @@ pub mod residency;
 pub mod rnic_counters;
 pub mod seeds;
 pub mod service;
+pub mod share_pace_pool;
 pub mod simulated_machine;
 pub mod stats;
 pub mod storage_series;

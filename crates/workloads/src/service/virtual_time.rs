@@ -21,7 +21,7 @@ use headworks::runtime::{
     Actor, ActorError, ActorInit, ActorRegistry, ActorSpec, Scenario, Step, World,
 };
 use headworks::runtime::{ActorOutcome, ScenarioEvent};
-use headworks::sim::{Preset, SimWorld, UsageMonitor};
+use headworks::sim::{Counters, Preset, SimWorld, UsageMonitor};
 use headworks::verbs::{DeviceName, Duration, Instant};
 
 pub use super::one_sided::{MessageWay, OneSidedLoad, OneSidedOp};
@@ -57,6 +57,8 @@ pub struct LoadResult {
     pub latency: Quantiles,
     /// Number of queue pairs on the callers' host.
     pub queue_pairs: usize,
+    /// Misses of the request cache of the callers' RNIC, for each request that the RNIC sent while measuring.
+    pub wqe_misses: f64,
     /// Number of requests completed in the whole run. Each request that was made completed with the right
     /// answer.
     pub ended: u64,
@@ -127,7 +129,7 @@ impl OneSidedLoad {
             .map_err(failed("scenario"))?;
         let limit = Instant::ZERO + times.0 + times.1 + PATIENCE;
         let usage_monitor = world.usage_monitor();
-        // Bytes received when the measurement began, and when it ended.
+        // Counters of the callers' RNIC when the measurement began, and when it ended.
         let mut looks = Vec::new();
         let mut ended = 0;
         while ended < count {
@@ -141,7 +143,7 @@ impl OneSidedLoad {
             let interval = shared_run.interval();
             let next = interval.and_then(|interval| interval.get(looks.len()).copied());
             if next.is_some_and(|next| next <= now) {
-                looks.push((now, came(&usage_monitor)));
+                looks.push((now, counted(&usage_monitor)));
             }
             match running.poll(Duration::from_micros(100)) {
                 Some(ScenarioEvent::Ended {
@@ -156,7 +158,7 @@ impl OneSidedLoad {
         }
         if looks.len() == 1 {
             // All callers were done before the second look.
-            looks.push((running.now(), came(&usage_monitor)));
+            looks.push((running.now(), counted(&usage_monitor)));
         }
         drop(running);
         let [(from, before), (until, after)] = looks[..] else {
@@ -176,20 +178,22 @@ impl OneSidedLoad {
         }
         Ok(LoadResult {
             per_second: counts.measured as f64 / times.1.as_secs_f64(),
-            bytes_per_second: (after - before) as f64 / until.since(from).as_secs_f64(),
+            bytes_per_second: (after.bytes_in - before.bytes_in) as f64 / until.since(from).as_secs_f64(),
             latency: counts.latencies.quantiles(1.0),
             queue_pairs: state.queue_pairs,
+            wqe_misses: (after.wqe_misses - before.wqe_misses) as f64
+                / (after.requests - before.requests) as f64,
             ended: counts.ended,
         })
     }
 }
 
-/// Returns the number of bytes that the callers' host has received.
-fn came(usage_monitor: &UsageMonitor) -> u64 {
+/// Returns the counters of the callers' RNIC.
+fn counted(usage_monitor: &UsageMonitor) -> Counters {
     let usage = usage_monitor.now();
     let mut hosts = usage.iter().flat_map(|usage| &usage.hosts);
     let of = hosts.find(|host| host.host == CALLERS);
-    of.map_or(0, |host| host.counters.bytes_in)
+    of.map_or_else(Counters::default, |host| host.counters)
 }
 
 /// Time from when the last caller is ready until all begin.

@@ -17,7 +17,7 @@ pub const DEPTH: usize = 128;
 pub const COUNTED: f64 = 62.0;
 /// Processor time of pacing for each request, beside the verbs that it calls, in nanoseconds. The value was
 /// measured with weir-overhead (docs/pacing.md).
-const PACING_NS: u64 = 50;
+pub(crate) const PACING_NS: u64 = 50;
 /// Requests that one step of any arm posts. They take about a microsecond, a fraction of the credit that
 /// pacing gives an idle device at once.
 const AT_ONCE: usize = 4;
