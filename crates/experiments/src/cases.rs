@@ -94,6 +94,7 @@ const ALL: &[&dyn Experiment] = &[
     &jet::memory_load::LOAD,
     &incast::INCAST_LOOPS,
     &share_pace_pool::SHARE_PACE_POOL,
+    &patterns::mailbox_control_host::MAILBOX_CONTROL_HOST,
     &sim_speed::SIM_SPEED,
 ];
 

@@ -10,7 +10,7 @@ use crate::config::PatternConfig;
 use crate::error::PatternError;
 use crate::message::{REQUEST, read_request, write_item};
 use crate::ports::{INLINE_MAX, PortSizes, Ports};
-use crate::verb::{Arrival, Inbox, Polled, Verb, send_from_memory};
+use crate::verb::{Arrival, Inbox, Polled, PolledFlags, Verb, send_from_memory};
 
 /// A responder of requests by `RequestVerb`, which answers by `ResponseVerb`. With `INLINE`, responses travel inline.
 pub struct Responder<RequestVerb: Verb, ResponseVerb: Verb, const INLINE: bool = false> {
@@ -103,6 +103,16 @@ impl<RequestVerb: Verb, ResponseVerb: Verb, const INLINE: bool>
     /// Counts of polls for requests.
     pub fn polled(&self) -> Polled {
         self.inbox.polled()
+    }
+
+    /// Returns which memory the next polls for requests read; `None` if they poll a completion queue.
+    pub fn polled_flags(&self) -> Option<PolledFlags> {
+        self.inbox.polled_flags()
+    }
+
+    /// Returns the begin of this side's memory, from which the offsets of flags count.
+    pub fn memory_begin(&self) -> *const u8 {
+        self.ports.memory.region().buffer().as_ptr().cast_const()
     }
 
     /// Answers at most `most` requests. Returns how many.
@@ -253,6 +263,27 @@ mod tests {
             let error = refused.unwrap_err().to_string();
             assert!(error.contains(says), "{error}");
         }
+    }
+
+    #[test]
+    fn the_flags_of_the_next_polls_are_those_that_are_polled() {
+        let idle = PatternConfig {
+            idle_mailboxes: 9,
+            ..PatternConfig::paper(64)
+        };
+        let (mut responder, flag) = responder::<Write<InMessage>>(idle, 3);
+        responder.ports.memory.word(flag).store(FLAG, Relaxed);
+        let flags = responder.polled_flags().unwrap();
+        assert_eq!((flags.next, flags.count), (0, 10));
+        assert_eq!(flags.offset(3), flag);
+        let found = responder
+            .inbox
+            .take(&mut responder.ports, |_, arrival| Ok(arrival.place));
+        assert_eq!(found.unwrap(), Some(3));
+        let flags = responder.polled_flags().unwrap();
+        assert_eq!(flags.next, 4);
+        // Round the end.
+        assert_eq!(flags.offset(9), flag);
     }
 
     #[test]

@@ -133,6 +133,26 @@ pub struct Polled {
     pub loads: u64,
 }
 
+/// Flags that are polled in turn. A caller in virtual time passes them through the cache of a simulated host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PolledFlags {
+    /// Offset of the first flag in the receiver's memory.
+    pub at: usize,
+    /// Distance between two flags that are read by separate loads.
+    pub stride: usize,
+    /// Number of loads that read all flags once, at least 1.
+    pub count: usize,
+    /// Number of the load that the next poll begins with.
+    pub next: usize,
+}
+
+impl PolledFlags {
+    /// Returns the offset of the flag that load number `load` reads, counted from the next poll on.
+    pub fn offset(self, load: u64) -> usize {
+        self.at + (self.next + load as usize) % self.count * self.stride
+    }
+}
+
 /// Where messages arrive.
 pub trait Inbox: std::marker::Send {
     /// Sets up the places for messages of `len` bytes, from offset `base` of the memory on. Call it before the queue
@@ -182,4 +202,9 @@ pub trait Inbox: std::marker::Send {
 
     /// Counts of polls so far. They give the share of empty mailboxes (Fig. 9b).
     fn polled(&self) -> Polled;
+
+    /// Returns which memory the next polls read; `None` if they poll a completion queue.
+    fn polled_flags(&self) -> Option<PolledFlags> {
+        None
+    }
 }

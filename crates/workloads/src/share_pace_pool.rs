@@ -46,6 +46,9 @@ pub const IN_OUTSTANDING: usize = 256;
 pub const THREADS: usize = 16;
 /// Queue pairs between two hosts if connections share them: as many as the daemon has.
 pub const SHARED_QUEUE_PAIRS: usize = 2;
+/// Programs on the other hosts at most. A scenario has at most 1,024 actors, so with more hosts each program plays the
+/// programs of several hosts, on a core of the first.
+const PEER_PROGRAMS: usize = 256;
 /// Length of a connection's receive ring, in bytes.
 pub const RING: usize = 64 << 10;
 
@@ -165,10 +168,14 @@ impl SharePacePool {
                 Box::new(move |run| actors::receiver(run, thread)),
             )?;
         }
-        for host in 0..self.hosts {
-            let name = peer_name(host);
+        for program in 0..self.hosts.min(PEER_PROGRAMS) {
+            let name = peer_name(program);
             let role = name.clone();
-            add(&name, role, Box::new(move |run| actors::peer(run, host)))?;
+            add(
+                &name,
+                role,
+                Box::new(move |run| actors::peers(run, program)),
+            )?;
         }
         add(SERVER, "counts".to_owned(), Box::new(actors::counter))?;
         let count = parts.len();

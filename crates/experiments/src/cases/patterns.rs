@@ -8,8 +8,10 @@
 //! | [`n_to_m`] | figures 8 to 10 and Table 2: many requesters and many responders |
 //! | [`optimisations`] | signalling, inlining, dense flags, requests outstanding |
 //! | [`mailbox_control`] | idle mailboxes beside the same load |
+//! | [`mailbox_control_host`] | the same on a host with contended memory, and beside a shared receive queue |
 
 pub mod mailbox_control;
+pub mod mailbox_control_host;
 pub mod n_to_m;
 pub mod n_to_one;
 pub mod one_to_one;

@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering::Acquire;
 use headworks_verbs::{DeviceInfo, Payload, SendOp};
 
 use super::mailbox::check_order;
-use super::{Arrival, Inbox, Places, Polled, Verb};
+use super::{Arrival, Inbox, Places, Polled, PolledFlags, Verb};
 use crate::config::stride;
 use crate::error::PatternError;
 use crate::message::WORD;
@@ -135,6 +135,15 @@ impl Inbox for DenseMailboxes {
 
     fn polled(&self) -> Polled {
         self.polled
+    }
+
+    fn polled_flags(&self) -> Option<PolledFlags> {
+        Some(PolledFlags {
+            at: self.flags,
+            stride: WORD,
+            count: self.seen.len(),
+            next: self.next,
+        })
     }
 }
 

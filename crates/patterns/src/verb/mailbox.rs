@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering::{Acquire, Release};
 use headworks_baselines::WordMemory;
 use headworks_verbs::{DeviceInfo, Payload, RemoteAddr, SendOp};
 
-use super::{Arrival, Inbox, Places, Polled, Verb};
+use super::{Arrival, Inbox, Places, Polled, PolledFlags, Verb};
 use crate::config::stride;
 use crate::error::PatternError;
 use crate::message::{FLAG, WORD};
@@ -230,6 +230,15 @@ impl<F: FlagPlacement> Inbox for Mailboxes<F> {
             found: self.found,
             loads: polled,
         }
+    }
+
+    fn polled_flags(&self) -> Option<PolledFlags> {
+        Some(PolledFlags {
+            at: self.flag_at(0),
+            stride: self.stride,
+            count: self.places,
+            next: self.next,
+        })
     }
 }
 

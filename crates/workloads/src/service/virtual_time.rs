@@ -178,7 +178,8 @@ impl OneSidedLoad {
         }
         Ok(LoadResult {
             per_second: counts.measured as f64 / times.1.as_secs_f64(),
-            bytes_per_second: (after.bytes_in - before.bytes_in) as f64 / until.since(from).as_secs_f64(),
+            bytes_per_second: (after.bytes_in - before.bytes_in) as f64
+                / until.since(from).as_secs_f64(),
             latency: counts.latencies.quantiles(1.0),
             queue_pairs: state.queue_pairs,
             wqe_misses: (after.wqe_misses - before.wqe_misses) as f64

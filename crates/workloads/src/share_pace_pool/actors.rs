@@ -10,7 +10,7 @@ use headworks::verbs::{
 };
 
 use super::server::{PeerPart, ReceivingPart, SLOTS, SendingPart};
-use super::{IN_MESSAGE, RING, Run};
+use super::{IN_MESSAGE, PEER_PROGRAMS, RING, Run};
 use crate::error::WorkloadError;
 use crate::nic::requester::polled;
 
@@ -156,30 +156,40 @@ impl Actor for Receiver {
     }
 }
 
-/// Makes the program of host number `host`.
-pub(super) fn peer(run: &Run, host: usize) -> Made {
+/// Makes the program that plays the hosts `first`, `first` + [`PEER_PROGRAMS`] and so on.
+pub(super) fn peers(run: &Run, first: usize) -> Made {
     let mut state = run.state();
-    let part = state.objects.as_mut();
-    let part = part.and_then(|objects| objects.peers[host].take());
     let load = &run.load;
+    let objects = state.objects.as_mut().ok_or_else(missing)?;
+    let mut peers = Vec::new();
+    for host in (first..load.hosts).step_by(PEER_PROGRAMS) {
+        peers.push(Peer {
+            host,
+            part: objects.peers[host].take().ok_or_else(missing)?,
+            connections: load.connections / load.hosts,
+            sent: 0,
+        });
+    }
     let micros = (load.hosts / HOSTS_PER_MICROSECOND).max(1);
-    Ok(Box::new(Peer {
+    Ok(Box::new(Peers {
         run: run.clone(),
-        host,
-        part: part.ok_or_else(missing)?,
-        connections: load.connections / load.hosts,
+        peers,
         every: Duration::from_micros(micros as u64),
-        sent: 0,
     }))
+}
+
+/// The programs of some hosts.
+struct Peers {
+    run: Run,
+    peers: Vec<Peer>,
+    every: Duration,
 }
 
 /// A program that sends messages to the server, over its connections in turn.
 struct Peer {
-    run: Run,
     host: usize,
     part: PeerPart,
     connections: usize,
-    every: Duration,
     sent: u64,
 }
 
@@ -212,17 +222,19 @@ impl Peer {
     }
 }
 
-impl Actor for Peer {
+impl Actor for Peers {
     fn step(&mut self, cx: &mut ActorContext<'_>) -> Result<Step, ActorError> {
         let now = cx.now();
         if is_over(&self.run, now) {
             return Ok(Step::Done);
         }
-        let mut found = [Completion::default(); POLL];
-        while polled(&*self.part.end.send_cq, &mut found)?.len() == POLL {}
-        let consumed = self.run.state().consumed[self.host];
-        while self.sent - consumed < self.run.load.window() as u64 {
-            self.send()?;
+        for peer in &mut self.peers {
+            let mut found = [Completion::default(); POLL];
+            while polled(&*peer.part.end.send_cq, &mut found)?.len() == POLL {}
+            let consumed = self.run.state().consumed[peer.host];
+            while peer.sent - consumed < self.run.load.window() as u64 {
+                peer.send()?;
+            }
         }
         Ok(Step::At(cx.now().max(now + self.every)))
     }

@@ -7,8 +7,8 @@ use headworks::runtime::{ActorError, DeviceOpener};
 use headworks::verbs::bringup::ConnectionParams;
 use headworks::verbs::{
     Access, AllocRequest, BringUp, CompletionQueue, CqInit, Device, Instant, Pages,
-    ProtectionDomain, QpCaps, QpInit, QpType, Qpn, QueuePair, RecvWr, Region, RemoteAddr,
-    Sge, SharedReceiveQueue, SrqInit,
+    ProtectionDomain, QpCaps, QpInit, QpType, Qpn, QueuePair, RecvWr, Region, RemoteAddr, Sge,
+    SharedReceiveQueue, SrqInit,
 };
 use headworks_baselines::{End, EndSizes, WordMemory};
 use headworks_rxpool::admission::Class;
@@ -267,14 +267,16 @@ fn peer(
 ) -> Result<PeerPart, ActorError> {
     let load = &run.load;
     let device = opener(&run.device(&peer_name(host), "")?)?;
+    // A message may be consumed before its sender has taken the completion.
+    let requests = 4 * load.window().max(4);
     let sizes = EndSizes {
         queue_pairs,
         caps: QpCaps {
-            max_send_wr: load.window() as u32,
+            max_send_wr: requests as u32,
             max_recv_wr: 1,
             ..QpCaps::default()
         },
-        cq_depth: 2 * load.window() as u32,
+        cq_depth: (requests * queue_pairs) as u32,
         shared_receives: 0,
         channel: false,
     };
