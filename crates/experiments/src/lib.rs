@@ -43,10 +43,7 @@ pub use headworks_workloads::task::register;
 pub use headworks_workloads::{
     apps, atomic_file, case_studies, child_programs, collectives, cpu_affinity, fanin, huge_pages,
     incast, latency, nic, nic_measurements, patterns, progress_bar, random, residency, seeds,
-    service, simulated_machine, stats, storage_series, subprocess, testbed, transports,
-    ucx_perftest,
-    apps, atomic_file, case_studies, child_programs, cpu_affinity, fanin, huge_pages, incast,
-    latency, nic, nic_measurements, patterns, progress_bar, random, residency, seeds, service,
-    share_pace_pool, simulated_machine, stats, subprocess, testbed, transports, ucx_perftest,
+    service, share_pace_pool, simulated_machine, stats, storage_series, subprocess, testbed,
+    transports, ucx_perftest,
 };
 pub use runner::run;
