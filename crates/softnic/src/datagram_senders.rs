@@ -296,6 +296,7 @@ impl<'a> DeadSenderCleanup<'a> {
         self.places.get_or_init(|| {
             let mut cores = self.context.queue_pairs();
             cores.retain(|core| core.is_datagrams());
+            self.context.progress.borrow_objects(cores.len());
             let mut cqs: Vec<_> = cores.iter().map(|core| core.recv_cq.clone()).collect();
             cqs.sort_by_key(Arc::as_ptr);
             cqs.dedup_by(|a, b| Arc::ptr_eq(a, b));

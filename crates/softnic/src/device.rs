@@ -515,16 +515,19 @@ impl Context {
             .ok_or(ResourceError::Foreign("the shared receive queue"))
     }
 
+    /// Returns all that the application holds, for the progress thread.
+    fn borrow<T>(&self, all: &Mutex<HashMap<u32, Weak<T>>>) -> Vec<Arc<T>> {
+        let all = locked(all);
+        self.progress.borrow_objects(all.len());
+        all.values().filter_map(Weak::upgrade).collect()
+    }
+
     /// Shows delayed completions of CQs that a caller may sleep on.
     pub(crate) fn show_held(&self) {
         if self.hostility.is_none() {
             return;
         }
-        let cqs: Vec<_> = locked(&self.cqs)
-            .values()
-            .filter_map(Weak::upgrade)
-            .collect();
-        for cq in cqs {
+        for cq in self.borrow(&self.cqs) {
             cq.show_held();
         }
     }
@@ -534,21 +537,21 @@ impl Context {
     /// without raising its event.
     pub(crate) fn service_limits(&self, all: bool) {
         let attention = self.table.attention();
-        let srq = |row: u32| locked(&self.srqs).get(&row).and_then(Weak::upgrade);
-        let cq = |row: u32| locked(&self.cqs).get(&row).and_then(Weak::upgrade);
+        let srq = |row: u32| {
+            self.progress.borrow_objects(1);
+            locked(&self.srqs).get(&row).and_then(Weak::upgrade)
+        };
+        let cq = |row: u32| {
+            self.progress.borrow_objects(1);
+            locked(&self.cqs).get(&row).and_then(Weak::upgrade)
+        };
         let mut srqs: Vec<_> = Vec::new();
         attention.srqs.take(|row| srqs.extend(srq(row as u32)));
         let mut cqs: Vec<_> = Vec::new();
         attention.cqs.take(|row| cqs.extend(cq(row as u32)));
         if all {
-            srqs = locked(&self.srqs)
-                .values()
-                .filter_map(Weak::upgrade)
-                .collect();
-            cqs = locked(&self.cqs)
-                .values()
-                .filter_map(Weak::upgrade)
-                .collect();
+            srqs = self.borrow(&self.srqs);
+            cqs = self.borrow(&self.cqs);
         }
         for srq in srqs {
             srq.raise_limit();
@@ -605,6 +608,9 @@ pub(crate) struct SoftDevice {
 /// Part of each object that the application holds. Declared after the object's reference to its context, and
 /// so dropped after it. The last one of a context waits until the progress thread holds no reference either:
 /// the process may end right after, and the context must leave the registry first.
+///
+/// If the last one is a CQ or an SRQ that the progress thread looks at in this moment, then the thread drops it, and
+/// nobody waits.
 pub(crate) struct ContextRelease {
     progress: Arc<Progress>,
     made_by: ForkGeneration,
@@ -624,8 +630,8 @@ impl Drop for ContextRelease {
     fn drop(&mut self) {
         let others = self.progress.objects.fetch_sub(1, Ordering::AcqRel) - 1;
         // A forked child has no progress thread that could release the context.
-        if others == 0 && !self.made_by.is_foreign() {
-            self.progress.await_turn();
+        if !self.made_by.is_foreign() && self.progress.is_last(others) {
+            self.progress.await_release();
         }
     }
 }

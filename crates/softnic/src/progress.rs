@@ -2,7 +2,7 @@
 //! An idle context costs nothing.
 
 use std::collections::BTreeSet;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::thread::ThreadId;
 
@@ -41,6 +41,9 @@ pub(crate) struct Progress {
     thread: OnceLock<ThreadId>,
     /// Number of objects of the context that the application holds.
     pub(crate) objects: AtomicUsize,
+    /// At least the number of these objects that the thread has held in its latest turn, and that it may be the last to
+    /// drop.
+    borrowed: AtomicUsize,
     /// Held by the thread while it keeps the context alive.
     attending: Mutex<()>,
     /// Total number of queue pairs that the thread has looked at.
@@ -62,6 +65,7 @@ impl Progress {
             started: Mutex::new(false),
             thread: OnceLock::new(),
             objects: AtomicUsize::new(0),
+            borrowed: AtomicUsize::new(0),
             attending: Mutex::new(()),
             looked: AtomicU64::new(0),
         }))
@@ -115,8 +119,21 @@ impl Progress {
             .unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Notes that the thread is about to hold up to `count` objects of the application.
+    pub(crate) fn borrow_objects(&self, count: usize) {
+        self.borrowed.fetch_add(count, Ordering::Relaxed);
+        // Whoever drops such an object and is not the last reads the new value.
+        fence(Ordering::SeqCst);
+    }
+
+    /// Returns whether the application holds no object of the context, apart from those that the thread may hold.
+    pub(crate) fn is_last(&self, others: usize) -> bool {
+        fence(Ordering::SeqCst);
+        others <= self.borrowed.load(Ordering::Relaxed)
+    }
+
     /// Waits until the thread does not hold the context. Does not wait if called by the thread itself.
-    pub(crate) fn await_turn(&self) {
+    pub(crate) fn await_release(&self) {
         if self.thread.get() != Some(&std::thread::current().id()) {
             drop(self.service());
         }
@@ -169,6 +186,7 @@ fn run(progress: &Progress, context: &Weak<Context>) {
         let Some(context) = context.upgrade() else {
             return;
         };
+        progress.borrowed.store(0, Ordering::Relaxed);
         crate::bounce::serve(&context);
         take_marks(&context, &mut slots);
         let died = clean_up(&context, &peers) | context.senders.service(&context);

@@ -53,9 +53,8 @@ const PATIENCE: Duration = Duration::from_secs(2);
 pub enum ReceiveWay {
     /// READ into an area of each connection that holds a whole message, and copied from there.
     Areas,
-    /// READ into the buffer of the operation. What is to be added to other data is READ into an area, as with
-    /// [`ReceiveWay::Areas`].
-    Direct,
+    /// As [`ReceiveWay::Areas`], but copies out of the areas cost nothing, except of what is added to other data.
+    AreasFreeCopies,
     /// READ into the process's part of the host's receive pool, with its windows, and copied from there.
     Pool,
 }

@@ -220,7 +220,7 @@ impl Drop for SoftQp {
                 drop(pending);
                 // The progress thread holds it, and with it a reference to the context and to the CQs.
                 if Arc::strong_count(core) > 1 {
-                    core.context.progress.await_turn();
+                    core.context.progress.await_release();
                 }
             }
             Err(stopped) => {

@@ -267,7 +267,7 @@ impl Process {
                         copied: 0,
                         held: Some(held),
                     };
-                    if self.run.collective.way == ReceiveWay::Direct && !part.reduces {
+                    if self.run.collective.way == ReceiveWay::AreasFreeCopies && !part.reduces {
                         self.release(&piece, 0, held.extent.units, now)?;
                         self.got(piece.message, u64::from(len), now);
                         continue;
@@ -421,7 +421,9 @@ fn memory_config(way: ReceiveWay, message: u64, peers: u64) -> PoolConfig {
             read_bytes: POOL / u64::from(here),
             ..receive_memory(POOL / u64::from(here), true, true)
         },
-        ReceiveWay::Areas | ReceiveWay::Direct => receive_memory(peers * message, false, false),
+        ReceiveWay::Areas | ReceiveWay::AreasFreeCopies => {
+            receive_memory(peers * message, false, false)
+        }
     }
 }
 

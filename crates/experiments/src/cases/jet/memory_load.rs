@@ -22,7 +22,7 @@ const SHORT: u64 = 4;
 /// Share of the throughput without an antagonist below which it has begun to fall.
 const FALLEN: f64 = 0.95;
 
-/// Time of a probe in microseconds.
+/// Average time of a probe in microseconds.
 const PROBE_TIME: Quantity = "probe";
 /// In the first point of an arm: the lowest demand at which throughput had fallen, in percent.
 const FALLS_AT: Quantity = "falls at";
@@ -121,7 +121,11 @@ pub static LOAD: Case<Arm> = Case {
                     (sample, probes)
                 }
             };
-            Ok(sample.map(|sample| sample.with(PROBE_TIME, 1e6 / probes)))
+            // Without a probe that ended there is no time.
+            Ok(sample.map(|sample| match probes > 0.0 {
+                true => sample.with(PROBE_TIME, 1e6 / probes),
+                false => sample,
+            }))
         })?;
         add_falls(&mut measured);
         Ok(measured)
@@ -148,7 +152,7 @@ fn table() -> Table<Arm> {
     t.arm().x("demand of the antagonist [%]");
     t.value("throughput [GB/s]", THROUGHPUT);
     t.value("average latency [µs]", LATENCY);
-    t.value("a probe of 64 B beside it [µs]", PROBE_TIME);
+    t.value("a probe of 64 B beside it, average [µs]", PROBE_TIME);
     t.value("memory, without the antagonist [GB/s]", MEMORY);
     t.value("antagonist [GB/s]", ANTAGONIST);
     for arm in Arm::ALL {

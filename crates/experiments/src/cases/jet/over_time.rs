@@ -72,7 +72,7 @@ impl Served {
 struct Phases([usize; 3]);
 
 impl Phases {
-    const FULL: Self = Self([10, 30, 20]);
+    const FULL: Self = Self([10, 150, 40]);
     const QUICK: Self = Self([5, 15, 10]);
     /// Without an antagonist.
     const QUIET: Self = Self([0, 0, 60]);
@@ -109,7 +109,7 @@ fn measure(
             "the antagonist runs from {before} to {} ms and would use all of it",
             before + during
         ),
-        false => "nothing else uses it".to_owned(),
+        false => "no antagonist uses it unless one is set".to_owned(),
     };
     t.note(format!(
         "{}: {} GB/s of memory, and {when}. DMA allocates in {} MiB of the cache in both arms.",
@@ -122,7 +122,7 @@ fn measure(
     bench.measure_lists(&points, sweep, |bench, point| {
         // The rule is the only antagonist.
         let mut settings = point.arm.0.settings(&preset, 0.0);
-        settings.retain(|setting| setting != "host.antagonist=0");
+        settings.retain(|setting| !setting.starts_with("host.antagonist="));
         let machine = machine_with(bench, settings)?;
         let series = StorageSeries {
             load: point.arm.load(),
@@ -132,12 +132,12 @@ fn measure(
             antagonist,
         };
         let (found, _) = series.measure(&machine, bench.stop())?;
-        Ok(samples(&found, phases))
+        Ok(samples(&found, phases, preset.ports as f64))
     })
 }
 
 /// Returns a sample of each window. The first one has what is of the whole run.
-fn samples(windows: &[Window], Phases([before, during, _]): Phases) -> Vec<Sample> {
+fn samples(windows: &[Window], Phases([before, during, _]): Phases, ports: f64) -> Vec<Sample> {
     let gb = |bytes: u64, seconds: f64| bytes as f64 / seconds * 1e-9;
     let mut escapes = windows.first().map_or(0, |first| first.memory.replacements);
     let mut all: Vec<Sample> = windows
@@ -148,8 +148,7 @@ fn samples(windows: &[Window], Phases([before, during, _]): Phases) -> Vec<Sampl
             escapes = window.memory.replacements;
             Sample::of([
                 (THROUGHPUT, gb(window.arrived, seconds)),
-                // Of the time of one port, in percent; pauses of two ports add up.
-                (PAUSED, 100.0 * host.paused as f64 * 1e-12 / seconds),
+                (PAUSED, 100.0 * host.paused as f64 * 1e-12 / ports / seconds),
                 (
                     NOTIFICATIONS,
                     host.notifications_sent as f64 / seconds * 1e-3,
@@ -177,12 +176,13 @@ fn samples(windows: &[Window], Phases([before, during, _]): Phases) -> Vec<Sampl
         count => values.iter().sum::<f64>() / count as f64,
     };
     let most = |values: &[f64]| values.iter().copied().fold(0.0, f64::max);
-    let (from, until, end) = (before, before + during, all.len());
-    // Rates need some milliseconds to rise again.
+    let (begins, until, end) = (before, before + during, all.len());
+    // Rates need some milliseconds to fall and to rise: the second halves count.
+    let from = begins + during / 2;
     let risen = until + (end - until) / 2;
     let of = |quantity| values(0, end, quantity);
     let whole = [
-        (BEFORE, mean(&values(0, from, THROUGHPUT))),
+        (BEFORE, mean(&values(0, begins, THROUGHPUT))),
         (DURING, mean(&values(from, until, THROUGHPUT))),
         (AFTER, mean(&values(risen, end, THROUGHPUT))),
         (PAUSED_DURING, mean(&values(from, until, PAUSED))),
@@ -191,7 +191,7 @@ fn samples(windows: &[Window], Phases([before, during, _]): Phases) -> Vec<Sampl
             MEMORY_DURING,
             mean(&values(from, until, MEMORY)) + mean(&values(from, until, ANTAGONIST)),
         ),
-        (ESCAPES_DURING, values(from, until, ESCAPES).iter().sum()),
+        (ESCAPES_DURING, values(begins, until, ESCAPES).iter().sum()),
         (AVERAGE, mean(&of(THROUGHPUT))),
         (VARIATION, 100.0 * crate::incast::variation(&of(THROUGHPUT))),
         (MEAN_MEMORY, mean(&of(MEMORY))),
@@ -218,7 +218,7 @@ fn windows() -> Table<Served> {
     let mut t = Table::new(ARMS.map(Served::note).to_vec());
     t.arm().x("time [ms]");
     t.value("throughput [GB/s]", THROUGHPUT);
-    t.value("paused [% of a port's time]", PAUSED);
+    t.value("paused [% of the time, mean of the ports]", PAUSED);
     t.value("notifications [1,000/s]", NOTIFICATIONS);
     t.value("dropped packets", DROPPED);
     t.value("memory, without the antagonist [GB/s]", MEMORY);
@@ -298,7 +298,11 @@ pub static FIG1: Case<Served> = Case {
         );
         chart(
             &mut t,
-            ("paused.svg", server, "paused [% of a port's time]"),
+            (
+                "paused.svg",
+                server,
+                "paused [% of the time, mean of the ports]",
+            ),
             &[("", PAUSED)],
         );
         chart(
@@ -428,7 +432,7 @@ mod tests {
             window(3_000_000, 8),
             window(4_000_000, 9),
         ];
-        let all = samples(&windows, Phases([1, 1, 2]));
+        let all = samples(&windows, Phases([1, 1, 2]), 1.0);
         // Rounded: sums of floating-point numbers are not exact.
         let of = |quantity| (all[0].get(quantity) * 1e6).round() / 1e6;
         assert_eq!((of(BEFORE), of(DURING), of(AFTER)), (4.0, 2.0, 4.0));

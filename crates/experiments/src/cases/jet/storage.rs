@@ -359,9 +359,9 @@ fn table() -> Table<Arm> {
          of congestion control.",
     );
     t.note(
-        "Messages of 4 KiB are SENDs. With the pool and its windows, all connections share 1,024 receives of 4 KiB (4.1.3). \
-         Without, each has 128 of its own: the paper does not state how many. Their latency counts from the SEND, that of \
-         the others from the announcement.",
+        "Messages of 4 KiB are SENDs. All connections share the receives of 4 KiB: 1,024 with the pool and its windows \
+         (4.1.3), and 4,096 (16 MiB) without. The paper does not state how many receives its baseline has: this number is \
+         assumed. Latency counts from the SEND here, and from the announcement otherwise.",
     );
     t.note(
         "Areas are one area that is used in turn; their size is a number of messages for each connection. The paper does \
