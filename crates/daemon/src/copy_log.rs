@@ -6,11 +6,20 @@ use headworks_shm::{OutOfBounds, View};
 /// Copies memory, and notes what was copied until [`charge`](Self::charge) reports it.
 #[derive(Debug, Default)]
 pub(crate) struct CopyLog {
+    /// Bytes copied.
+    bytes: u64,
+    /// Whether the world models the memory of hosts, and is told the places.
+    tells_places: bool,
     /// Addresses of source and target, and lengths in bytes.
-    copies: Vec<(usize, usize, usize)>,
+    places: Vec<(usize, usize, usize)>,
 }
 
 impl CopyLog {
+    /// Begins a step in a world.
+    pub(crate) fn begin(&mut self, cx: &ActorContext<'_>) {
+        self.tells_places = cx.models_memory();
+    }
+
     /// Copies `len` bytes from an offset of one view to an offset of another.
     ///
     /// # Errors
@@ -24,16 +33,21 @@ impl CopyLog {
         len: usize,
     ) -> Result<(), OutOfBounds> {
         from.copy(from_at, to, to_at, len)?;
-        if let (Some(source), Some(target)) = (from.ptr_at(from_at, len), to.ptr_at(to_at, len)) {
-            self.copies.push((source.addr(), target.addr(), len));
+        self.bytes += len as u64;
+        if self.tells_places
+            && let (Some(source), Some(target)) = (from.ptr_at(from_at, len), to.ptr_at(to_at, len))
+        {
+            self.places.push((source.addr(), target.addr(), len));
         }
         Ok(())
     }
 
     /// Reports the copies to the world, and forgets them.
     pub(crate) fn charge(&mut self, cx: &mut ActorContext<'_>) {
-        for (from, to, len) in self.copies.drain(..) {
-            cx.copied(len as u64);
+        if self.bytes > 0 {
+            cx.copied(std::mem::take(&mut self.bytes));
+        }
+        for (from, to, len) in self.places.drain(..) {
             cx.reads(std::ptr::without_provenance(from), len);
             cx.writes(std::ptr::without_provenance(to), len);
         }
@@ -70,6 +84,10 @@ mod tests {
             self.copied += bytes;
         }
 
+        fn models_memory(&self) -> bool {
+            true
+        }
+
         fn accesses(&mut self, begin: *const u8, len: usize, writes: bool) {
             self.accesses.push((begin.addr(), len, writes));
         }
@@ -104,6 +122,7 @@ mod tests {
         let view = View::from(Arc::new(segment));
         view.write(100, b"headworks").expect("is within");
         let (mut log, mut world) = (CopyLog::default(), World::default());
+        log.begin(&ActorContext::new(&mut world));
         log.copy((&view, 100), (&view, 5000), 9).expect("copies");
         log.copy((&view, 100), (&view, 8190), 9)
             .expect_err("the target ends before");

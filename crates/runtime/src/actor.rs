@@ -192,6 +192,10 @@ pub trait ContextBackend {
     fn charge(&mut self, _cost: Duration) {}
     /// See [`ActorContext::copied`].
     fn copied(&mut self, _bytes: u64) {}
+    /// See [`ActorContext::models_memory`].
+    fn models_memory(&self) -> bool {
+        false
+    }
     /// See [`ActorContext::reads`] and [`ActorContext::writes`].
     fn accesses(&mut self, _begin: *const u8, _len: usize, _writes: bool) {}
     /// See [`ActorContext::device_reads`].
@@ -230,6 +234,12 @@ impl<'a> ActorContext<'a> {
     /// Charges for copying `bytes` bytes in a simulation; does nothing elsewhere.
     pub fn copied(&mut self, bytes: u64) {
         self.backend.copied(bytes);
+    }
+
+    /// Returns whether the world models the memory of hosts. If not, [`reads`](Self::reads), [`writes`](Self::writes) and
+    /// [`device_reads`](Self::device_reads) do nothing.
+    pub fn models_memory(&self) -> bool {
+        self.backend.models_memory()
     }
 
     /// Notes that this actor reads `len` bytes of memory from `begin` on. In a simulation that models the host's

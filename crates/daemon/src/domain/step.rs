@@ -31,6 +31,7 @@ impl Domain {
         if self.pool.is_active() || !self.slowed.is_empty() {
             self.now = cx.now();
         }
+        self.copies.begin(cx);
         let mut was_busy = self.poll()?;
         // Receives must be posted before they are announced to a peer.
         self.receives

@@ -44,6 +44,10 @@ impl ContextBackend for SimContext<'_> {
         self.work(ns(nanos));
     }
 
+    fn models_memory(&self) -> bool {
+        self.scenario.model.lock().preset.host_cache_kib > 0
+    }
+
     fn accesses(&mut self, begin: *const u8, len: usize, writes: bool) {
         let host = self.scenario.actors[self.index].host;
         let mut model = self.scenario.model.lock();
