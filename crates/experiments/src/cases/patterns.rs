@@ -1,5 +1,5 @@
 //! RDMA Communication Patterns (Ziegler, Leis and Binnig, 2020): the figures and tables of its evaluation, the
-//! optimisations of its section 8, and a control that it lacks.
+//! optimisations of its section 8, and two controls that it lacks.
 //!
 //! | module | what |
 //! |---|---|
