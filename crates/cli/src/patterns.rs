@@ -424,6 +424,7 @@ fn bed(world: Arc<dyn World>, devices: &[DeviceName; 2]) -> PatternBed {
         devices: devices.clone(),
         actors_per_host: 8,
         responder_hosts: 6,
+        usage_monitor: None,
     }
 }
 

@@ -126,6 +126,11 @@ impl Options {
         by_key.collect::<BTreeMap<_, _>>().into_values()
     }
 
+    /// Returns whether the user set the constant called `key`.
+    pub(crate) fn is_set(&self, key: &str) -> bool {
+        self.set.iter().any(|set| set.constant().key == key)
+    }
+
     /// Returns the machine that the device simulates, with its settings, and the seed; `None` if it simulates
     /// none.
     pub fn machine(&self) -> Option<Result<(Preset, u64), OpenError>> {

@@ -143,6 +143,9 @@ fn experiments_on_receiving_hosts_refuse_presets_without_their_memory() {
         "jet-fig11",
         "jet-fig13",
         "jet-load",
+        "jet-mechanisms",
+        "share-pace-pool",
+        "mailbox-control-host",
     ] {
         let refused = files(name, "sim:cx5-100g", dir.path());
         let why = refused.err().map(|why| why.to_string());

@@ -275,6 +275,7 @@ mod tests {
         responder.ports.memory.word(flag).store(FLAG, Relaxed);
         let flags = responder.polled_flags().unwrap();
         assert_eq!((flags.next, flags.count), (0, 10));
+        assert!(flags.is_cleared);
         assert_eq!(flags.offset(3), flag);
         let found = responder
             .inbox

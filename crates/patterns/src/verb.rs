@@ -144,6 +144,8 @@ pub struct PolledFlags {
     pub count: usize,
     /// Number of the load that the next poll begins with.
     pub next: usize,
+    /// Whether the receiver clears the flag of a message that it took.
+    pub is_cleared: bool,
 }
 
 impl PolledFlags {

@@ -216,7 +216,7 @@ struct RunState {
     /// Time of each process in each measured operation, in nanoseconds.
     times: Vec<Vec<u64>>,
     /// Counters at the begin of the first measured operation, and at the end of the last one.
-    looks: Vec<Usage>,
+    readings: Vec<Usage>,
 }
 
 impl Run {
@@ -283,7 +283,7 @@ impl Run {
     /// Returns what was measured.
     fn result(&self) -> Result<CollectiveResult> {
         let state = self.state();
-        let [first, last] = &state.looks[..] else {
+        let [first, last] = &state.readings[..] else {
             return Err(WorkloadError("nothing was measured".to_owned()));
         };
         let all = last.since(first);

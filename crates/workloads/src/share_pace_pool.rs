@@ -28,7 +28,7 @@ use headworks::sim::{SimWorld, Usage, UsageMonitor};
 use headworks::verbs::{DeviceName, Duration, Instant};
 
 use crate::error::{Result, WorkloadError};
-use crate::service::virtual_time::Machine;
+use crate::service::virtual_time::{Machine, quotient};
 use server::Objects;
 
 /// Length of a message of the out flow, in bytes. Shorter messages make the cost of a cache miss visible.
@@ -51,6 +51,16 @@ pub const SHARED_QUEUE_PAIRS: usize = 2;
 const PEER_PROGRAMS: usize = 256;
 /// Length of a connection's receive ring, in bytes.
 pub const RING: usize = 64 << 10;
+
+/// Constants of the machines without which bursts drop packets, and the rates that follow hide the caches: links are
+/// paused in place.
+pub const LOSSLESS: [(&str, &str); 5] = [
+    ("dcqcn.on", "0"),
+    ("nic.rx_pause", "768"),
+    ("nic.rx_resume", "640"),
+    ("switch.pause", "2048"),
+    ("switch.resume", "1920"),
+];
 
 /// Name of the measured host.
 const SERVER: &str = "server";
@@ -87,14 +97,17 @@ pub struct SharePacePoolResult {
     pub out_per_s: f64,
     /// Payload that arrived at the server, in bytes a second.
     pub in_per_s: f64,
-    /// Payload that the server sent in the first half of the measured time, over that of the second half.
-    pub drift: f64,
-    /// Misses of the WQE cache for each request that the server sent.
-    pub wqe_misses: f64,
-    /// Misses of the context cache for each message that the server sent or received.
-    pub icm_misses: f64,
-    /// Share of the lines that DMA wrote on the server and that were cached.
-    pub ddio_hits: f64,
+    /// Requests of the out flow that were outstanding, on all queue pairs together.
+    pub outstanding: usize,
+    /// Payload that the server sent in the first half of the measured time, over that of the second half. `None` if it
+    /// sent nothing in the second half.
+    pub drift: Option<f64>,
+    /// Misses of the WQE cache for each request that the server sent. `None` if it sent none.
+    pub wqe_misses: Option<f64>,
+    /// Misses of the context cache for each message that the server sent or received. `None` if there was none.
+    pub icm_misses: Option<f64>,
+    /// Share of the lines that DMA wrote on the server and that were cached. `None` if it wrote none.
+    pub ddio_hits: Option<f64>,
     /// Packets that were dropped, at any host.
     pub dropped: u64,
     /// Messages of the server that found no receive, and packets that were sent again at any host.
@@ -234,7 +247,7 @@ struct RunState {
     /// credit costs no time and no bandwidth.
     consumed: Vec<u64>,
     /// Counters at the begin, in the middle and at the end of the measured time.
-    looks: Vec<Usage>,
+    readings: Vec<Usage>,
 }
 
 impl Run {
@@ -261,7 +274,7 @@ impl Run {
     /// Returns what was measured.
     fn result(&self) -> Result<SharePacePoolResult> {
         let state = self.state();
-        let [first, middle, last] = &state.looks[..] else {
+        let [first, middle, last] = &state.readings[..] else {
             return Err(WorkloadError("nothing was measured".to_owned()));
         };
         let all = last.since(first);
@@ -284,10 +297,11 @@ impl Run {
             queue_pairs: self.load.queue_pairs(),
             out_per_s: counters.bytes_out as f64 / seconds,
             in_per_s: counters.bytes_in as f64 / seconds,
-            drift: early / late,
-            wqe_misses: counters.wqe_misses as f64 / sent_messages,
-            icm_misses: counters.icm_misses as f64 / (sent_messages + arrived),
-            ddio_hits: receiving.dma_hits as f64 / lines,
+            outstanding: self.load.queue_pairs() * self.load.depth(),
+            drift: quotient(early, late),
+            wqe_misses: quotient(counters.wqe_misses as f64, sent_messages),
+            icm_misses: quotient(counters.icm_misses as f64, sent_messages + arrived),
+            ddio_hits: quotient(receiving.dma_hits as f64, lines),
             dropped: all
                 .hosts
                 .iter()

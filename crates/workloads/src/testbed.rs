@@ -142,15 +142,15 @@ impl Testbed<'_> {
         // The deadline is on the world's own clock.
         let planned = tasks.iter().map(Task::planned_ns).max();
         let deadline = running.now() + allowed(planned.unwrap_or(0));
-        let mut looks = UsageSamples::default();
+        let mut readings = UsageSamples::default();
         *self.measured_usage() = None;
         let mut ready = 0;
         let mut reports: Vec<Option<Report>> = vec![None; names.len()];
         while names.iter().any(|name| running.outcome(name).is_none()) {
             let mut pause = Duration::from_millis(50);
             if let Some(usage_monitor) = &self.usage_monitor {
-                looks.sample(usage_monitor);
-                pause = Duration::from_nanos(looks.pause_ns());
+                readings.sample(usage_monitor);
+                pause = Duration::from_nanos(readings.pause_ns());
             }
             match running.poll(pause) {
                 Some(ScenarioEvent::Report { role, bytes }) => match Report::from_bytes(&bytes)? {
@@ -162,7 +162,7 @@ impl Testbed<'_> {
                                 told.map_err(|e| WorkloadError::at("scenario", e))?;
                             }
                             // The measured time begins later, so earlier samples are dropped.
-                            looks = UsageSamples::default();
+                            readings = UsageSamples::default();
                         }
                     }
                     report => {
@@ -198,9 +198,9 @@ impl Testbed<'_> {
         let reports =
             reports.ok_or_else(|| WorkloadError("an actor ended without a report".into()))?;
         if let Some(usage_monitor) = &self.usage_monitor {
-            looks.sample(usage_monitor);
+            readings.sample(usage_monitor);
             let (began, ended) = measured(&reports);
-            *self.measured_usage() = looks.between(began, ended);
+            *self.measured_usage() = readings.between(began, ended);
         }
         let (pairs, _) = reports.as_chunks::<2>();
         Ok(pairs.to_vec())

@@ -350,14 +350,7 @@ fn machine(bench: &Bench<'_>) -> Result<Option<(Preset, u64)>, WorkloadError> {
         return Ok(None);
     };
     let (mut preset, seed) = machine.map_err(|why| WorkloadError::at("device", why))?;
-    let is_set = |key: &str| {
-        bench
-            .options
-            .set
-            .iter()
-            .any(|set| set.constant().key == key)
-    };
-    if !is_set("cpu.cores") {
+    if !bench.options.is_set("cpu.cores") {
         preset
             .set("cpu.cores", CORES)
             .map_err(|why| WorkloadError::at("cpu.cores", why))?;
@@ -370,6 +363,7 @@ fn bed(bench: &Bench<'_>, design: Design) -> Result<PatternBed, WorkloadError> {
     let mut bed = PatternBed {
         world: bench.testbed.world.clone(),
         devices: bench.testbed.devices.clone(),
+        usage_monitor: None,
         actors_per_host: PER_SERVER,
         responder_hosts: RESPONDER_RNICS,
     };

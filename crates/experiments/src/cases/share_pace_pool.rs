@@ -4,13 +4,13 @@
 
 use std::fmt;
 
-use crate::cases::jet::receiving_host::memory_of;
+use crate::cases::jet::receiving_host::{antagonist_of, memory_of};
 use crate::cases::prelude::*;
 use crate::cases::weir::arms::{PACING_NS, probe_of};
 use crate::nic::{Verb, VerbLoad};
 use crate::service::virtual_time::{Machine, OneSidedLoad, OneSidedOp, RequestPath};
 use crate::share_pace_pool::{
-    DEPTH, OUT_MESSAGE, SHARED_QUEUE_PAIRS, SharePacePool, SharePacePoolResult,
+    DEPTH, LOSSLESS, OUT_MESSAGE, SHARED_QUEUE_PAIRS, SharePacePool, SharePacePoolResult,
 };
 
 /// Connections of the server, and other hosts.
@@ -32,15 +32,6 @@ const FEW_HOSTS: u64 = 16;
 const TIMES: (Duration, Duration) = (Duration::from_millis(8), Duration::from_millis(2));
 const QUICK_TIMES: (Duration, Duration) = (Duration::from_millis(6), Duration::from_millis(1));
 
-/// Settings without which bursts drop packets, and the rates that follow hide the caches: links are paused in place.
-const LOSSLESS: [(&str, &str); 5] = [
-    ("dcqcn.on", "0"),
-    ("nic.rx_pause", "768"),
-    ("nic.rx_resume", "640"),
-    ("switch.pause", "2048"),
-    ("switch.resume", "1920"),
-];
-
 /// Hosts of the check of the daemon, its connections, its callers and the READs that each of them has outstanding.
 const CHECKED: [u64; 4] = [2, 4, 8, 16];
 const CHECKED_CONNECTIONS: u64 = 512;
@@ -60,6 +51,7 @@ const IN: Quantity = "in";
 const WQE: Quantity = "WQE";
 const ICM: Quantity = "ICM";
 const DDIO: Quantity = "DDIO";
+const OUTSTANDING: Quantity = "outstanding";
 const QUEUE_PAIRS: Quantity = "queue pairs";
 const DRIFT: Quantity = "drift";
 const DROPPED: Quantity = "dropped";
@@ -78,6 +70,8 @@ pub struct Design {
 pub enum Arm {
     /// The load.
     Load(Design),
+    /// The load, native, not paced and with the pool, with as many requests outstanding in all as the service has.
+    FewOutstanding,
     /// READs by the service's daemon.
     CheckedDaemon,
     /// The load with as many requests outstanding on each queue pair as the daemon may have.
@@ -105,13 +99,14 @@ impl Arm {
                 }
             }
         }
+        arms.push(Self::FewOutstanding);
         arms
     }
 
     fn is_pooled(self) -> bool {
         match self {
             Self::Load(of) => of.is_pooled,
-            Self::CheckedDaemon | Self::CheckedModel => true,
+            Self::FewOutstanding | Self::CheckedDaemon | Self::CheckedModel => true,
         }
     }
 
@@ -134,14 +129,19 @@ impl Arm {
                 };
                 let memory = match of.is_pooled {
                     true => {
-                        "messages arrive by SEND in extents of the receive pool (headworks-rxpool, 8 MiB), which are \
-                         the receives of a shared receive queue"
+                        "messages arrive by SEND in extents of the receive pool (headworks-rxpool), which are the \
+                         receives of a shared receive queue"
                     }
                     false => {
                         "messages arrive by WRITE with immediate in a ring of 64 KiB for each connection"
                     }
                 };
                 format!("{sharing}; {pacing}; {memory}")
+            }
+            Self::FewOutstanding => {
+                "as \"native, pool\", but with fewer requests outstanding on each queue pair, at least one: as many in all as \
+                 the service has with as many hosts"
+                    .to_owned()
             }
             Self::CheckedDaemon => {
                 "8 callers READ 512 B over 512 connections of the service, 64 at a time each: by the daemon's own core, on one \
@@ -161,6 +161,9 @@ impl fmt::Display for Arm {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let of = match self {
             Self::Load(of) => of,
+            Self::FewOutstanding => {
+                return f.write_str("native, as many requests outstanding as the service, pool");
+            }
             Self::CheckedDaemon => return f.write_str("check: READs by the daemon"),
             Self::CheckedModel => return f.write_str("check: model of sharing"),
         };
@@ -199,8 +202,7 @@ pub static SHARE_PACE_POOL: Case<Arm> = Case {
     measure: |bench, t, _| {
         let mut preset = memory_of(bench)?;
         for (key, value) in LOSSLESS {
-            let is_set = |set: &&headworks::sim::Setting| set.constant().key == key;
-            if bench.options.set.iter().find(is_set).is_none() {
+            if !bench.options.is_set(key) {
                 let set = preset.set(key, value);
                 set.map_err(|e| RunError::Failed(e.to_string()))?;
             }
@@ -285,7 +287,7 @@ fn measure(
         pacing: String::new(),
         pacing_ns: 0,
         is_pooled: true,
-        antagonist: machine.preset.host_memory,
+        antagonist: antagonist_of(bench, machine.preset.host_memory)?,
     };
     let (load, times) = match point.arm {
         Arm::Load(of) => {
@@ -301,10 +303,19 @@ fn measure(
             };
             (load, times)
         }
+        Arm::FewOutstanding => {
+            let service = DEPTH * plain.queue_pairs();
+            let load = SharePacePool {
+                is_shared: false,
+                depth: (service / plain.connections).max(1),
+                ..plain
+            };
+            (load, times)
+        }
         Arm::CheckedModel => {
             let load = SharePacePool {
                 depth: DAEMON_DEPTH,
-                antagonist: 0.0,
+                antagonist: antagonist_of(bench, 0.0)?,
                 ..plain
             };
             (load, CHECKED_TIMES)
@@ -332,26 +343,39 @@ fn daemon(
         outstanding: CALLERS_OUTSTANDING,
     };
     let found = reads.measure(RequestPath::Service, machine, CHECKED_TIMES, bench.stop())?;
-    Ok(Sample::of([
+    let sample = Sample::of([
         (IN, found.bytes_per_second * 1e-9),
-        (WQE, found.wqe_misses),
         (QUEUE_PAIRS, found.queue_pairs as f64),
-    ]))
+    ]);
+    Ok(with_known(sample, [(WQE, found.wqe_misses)]))
 }
 
 /// Returns the values of a point.
 fn sample(found: &SharePacePoolResult) -> Sample {
-    Sample::of([
+    let sample = Sample::of([
         (OUT, found.out_per_s * 1e-9),
         (IN, found.in_per_s * 1e-9),
-        (WQE, found.wqe_misses),
-        (ICM, found.icm_misses),
-        (DDIO, 100.0 * found.ddio_hits),
         (QUEUE_PAIRS, found.queue_pairs as f64),
-        (DRIFT, found.drift),
+        (OUTSTANDING, found.outstanding as f64),
         (DROPPED, found.dropped as f64),
         (REPEATED, found.repeated as f64),
-    ])
+    ]);
+    let known = [
+        (WQE, found.wqe_misses),
+        (ICM, found.icm_misses),
+        (DDIO, found.ddio_hits.map(|hits| 100.0 * hits)),
+        (DRIFT, found.drift),
+    ];
+    with_known(sample, known)
+}
+
+/// Adds those values that could be measured.
+fn with_known(sample: Sample, values: impl IntoIterator<Item = (Quantity, Option<f64>)>) -> Sample {
+    let values = values.into_iter();
+    let known = values.filter_map(|(quantity, value)| Some((quantity, value?)));
+    known.fold(sample, |sample, (quantity, value)| {
+        sample.with(quantity, value)
+    })
 }
 
 fn table() -> Table<Arm> {
@@ -359,6 +383,7 @@ fn table() -> Table<Arm> {
     let mut t = Table::new(arms.map(Arm::note).collect());
     t.arm().x("connections").n("hosts");
     t.value("queue pairs", QUEUE_PAIRS);
+    t.value("requests outstanding", OUTSTANDING);
     t.value("goodput out [GB/s]", OUT);
     t.value("goodput in [GB/s]", IN);
     t.value("WQE misses [1/request]", WQE);
@@ -381,6 +406,15 @@ fn table() -> Table<Arm> {
             let gain = at(paced, place, OUT) / of(OUT);
             t.metric(format!("{who}_paced_over_plain_{hosts}_hosts"), gain);
         }
+        let few = |quantity| at(Arm::FewOutstanding, (FEW, hosts), quantity);
+        t.metric(
+            format!("native_few_outstanding_out_gb_per_s_{hosts}_hosts"),
+            few(OUT),
+        );
+        t.metric(
+            format!("native_few_outstanding_wqe_misses_{hosts}_hosts"),
+            few(WQE),
+        );
     }
     for (who, is_shared) in [("native", false), ("service", true)] {
         let of = |is_pooled, quantity| {
@@ -412,7 +446,8 @@ fn table() -> Table<Arm> {
         let title = format!("{title}, {FEW} connections");
         let axes = (Axis::log("hosts"), Axis::linear(y));
         t.chart(file, title, axes, move |point| {
-            let is_drawn = point.x == FEW && matches!(point.arm, Arm::Load(_));
+            let is_drawn =
+                point.x == FEW && matches!(point.arm, Arm::Load(_) | Arm::FewOutstanding);
             is_drawn.then(|| {
                 let name = point.arm.to_string();
                 (name, point.n as f64, Expr::At(*point, quantity))
@@ -431,7 +466,7 @@ fn expect(t: &mut Table<Arm>) {
     };
     let plain = |hosts, quantity| of(true, false, hosts, quantity);
     t.sentence(
-        "sharing removes what Weir cures: with 16 hosts, requests do not leave the cache, and goodput out is higher than \
+        "sharing keeps requests in the cache, as pacing does: with 16 hosts none leaves it, and goodput out is higher than \
          that of paced native connections",
         [
             ("WQE misses", plain(16, WQE), Claim::Below(NONE)),
@@ -448,7 +483,7 @@ fn expect(t: &mut Table<Arm>) {
         ],
     );
     t.sentence(
-        "shared queue pairs refill the WQE cache at about 64 hosts: few misses with 16, many with 256",
+        "shared queue pairs overflow the WQE cache at about 64 hosts: few misses with 16, many with 256",
         [
             ("16 hosts", plain(16, WQE), Claim::Below(NONE)),
             ("256 hosts", plain(256, WQE), Claim::Above(MANY)),
@@ -496,8 +531,8 @@ fn expect(t: &mut Table<Arm>) {
         }
     }
     t.sentence(
-        "with 2 to 16 hosts the daemon agrees with the model of sharing: two queue pairs for each host, and requests stay in \
-         the cache",
+        "with 2 to 16 hosts the daemon makes two queue pairs for each host, as the model of sharing does, and requests stay \
+         in the cache",
         agrees,
     );
 }
@@ -524,7 +559,7 @@ fn notes(t: &mut Table<Arm>) {
     );
     t.note(
         "The daemon of the check uses its processor core for about 0.3 µs for each READ. So it never has thousands of \
-         requests outstanding, and cannot show where shared queue pairs refill the cache.",
+         requests outstanding, and cannot show where shared queue pairs overflow the cache.",
     );
 }
 
@@ -536,17 +571,19 @@ mod tests {
     fn a_sample_has_the_units_of_its_columns() {
         let found = sample(&SharePacePoolResult {
             queue_pairs: 32,
+            outstanding: 4096,
             out_per_s: 2e9,
             in_per_s: 3e9,
-            drift: 1.5,
-            wqe_misses: 0.5,
-            icm_misses: 0.25,
-            ddio_hits: 0.75,
+            drift: Some(1.5),
+            wqe_misses: Some(0.5),
+            icm_misses: Some(0.25),
+            ddio_hits: Some(0.75),
             dropped: 4,
             repeated: 5,
         });
         let values = [
             QUEUE_PAIRS,
+            OUTSTANDING,
             OUT,
             IN,
             DRIFT,
@@ -557,7 +594,10 @@ mod tests {
             REPEATED,
         ];
         let values = values.map(|quantity| found.get(quantity));
-        assert_eq!(values, [32.0, 2.0, 3.0, 1.5, 0.5, 0.25, 75.0, 4.0, 5.0]);
+        assert_eq!(
+            values,
+            [32.0, 4096.0, 2.0, 3.0, 1.5, 0.5, 0.25, 75.0, 4.0, 5.0]
+        );
     }
 
     #[test]
@@ -572,7 +612,7 @@ mod tests {
             let mut arms = all
                 .iter()
                 .filter(|point| (point.x, point.n) == (connections, hosts));
-            assert_eq!(arms.by_ref().count(), 8, "{connections} to {hosts}");
+            assert_eq!(arms.by_ref().count(), 9, "{connections} to {hosts}");
         }
     }
 
@@ -581,7 +621,7 @@ mod tests {
         let mut names: Vec<_> = Arm::loads().iter().map(ToString::to_string).collect();
         names.sort();
         names.dedup();
-        assert_eq!(names.len(), 8);
+        assert_eq!(names.len(), 9);
         assert!(names.contains(&"service, paced, pool".to_owned()));
     }
 }

@@ -143,6 +143,7 @@ impl Inbox for DenseMailboxes {
             stride: WORD,
             count: self.seen.len(),
             next: self.next,
+            is_cleared: false,
         })
     }
 }

@@ -238,6 +238,7 @@ impl<F: FlagPlacement> Inbox for Mailboxes<F> {
             stride: self.stride,
             count: self.places,
             next: self.next,
+            is_cleared: true,
         })
     }
 }

@@ -20,11 +20,11 @@ use crate::random::{Random, mix};
 
 /// Time until a process knows what another one tells it.
 const TELL: Duration = Duration::from_nanos(4_000);
-/// How often an idle process looks.
-const LOOKS_EVERY: Duration = Duration::from_nanos(500);
+/// How often an idle process polls.
+const POLL_EVERY: Duration = Duration::from_nanos(500);
 /// Processes begin an operation at random times before this.
 const BEGIN_WITHIN_NS: u64 = 1_000;
-/// Units of 4 KiB that a process copies between two looks.
+/// Units of 4 KiB that a process copies between two polls.
 const COPIES: u32 = 4;
 /// Processor time for taking or releasing receive memory.
 const EVENT: Duration = Duration::from_nanos(40);
@@ -373,7 +373,7 @@ impl Process {
         self.step = 0;
         self.operation += 1;
         let begun = self.begun.take().unwrap_or(now);
-        if !state.looks.is_empty() {
+        if !state.readings.is_empty() {
             if state.arrived == 0 {
                 state.times.push(Vec::new());
             }
@@ -393,12 +393,12 @@ impl Process {
         state.arrived = 0;
         state.current = (self.operation, next);
         let usage = || self.run.monitor.get().and_then(|monitor| monitor.now());
-        if state.looks.is_empty() {
+        if state.readings.is_empty() {
             if next >= self.run.measured.0 {
-                state.looks.extend(usage());
+                state.readings.extend(usage());
             }
         } else if next >= self.run.measured.1 {
-            state.looks.extend(usage());
+            state.readings.extend(usage());
             state.is_over = true;
         }
     }
@@ -443,7 +443,7 @@ impl Actor for Process {
                     return Ok(Step::Done);
                 }
                 if current != self.operation {
-                    return Ok(Step::At(now + LOOKS_EVERY));
+                    return Ok(Step::At(now + POLL_EVERY));
                 }
                 let jitter = Duration::from_nanos(self.random.below(BEGIN_WITHIN_NS));
                 *self.begun.insert(begins + jitter)
@@ -463,7 +463,7 @@ impl Actor for Process {
         self.end_step(now);
         match has_copied || events > 0 {
             true => Ok(Step::Again),
-            false => Ok(Step::At(now + LOOKS_EVERY)),
+            false => Ok(Step::At(now + POLL_EVERY)),
         }
     }
 }

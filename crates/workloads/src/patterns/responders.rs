@@ -7,7 +7,7 @@ use headworks::verbs::Device;
 use headworks_patterns::Responder;
 use headworks_patterns::verb::Verb;
 
-use super::design::{Connections, MailboxFlag, WithVerbs, with_verbs};
+use super::design::{Connections, WithVerbs, with_verbs};
 use super::load::{Counts, RunPhases};
 use super::mail_connect::MailConnect;
 use super::prices::PatternPrices;
@@ -68,7 +68,6 @@ impl WithVerbs for Make {
             connect.add_remote(role.name(), peers.map(|peer| (0, peer)).collect());
         }
         Ok(Box::new(RespondingActor {
-            is_dense: task.design.flag == MailboxFlag::Dense,
             responder,
             connect,
             phases: RunPhases::new(task, self.prices),
@@ -80,8 +79,6 @@ struct RespondingActor<Request: Verb, Response: Verb, const INLINE: bool> {
     responder: Responder<Request, Response, INLINE>,
     connect: MailConnect,
     phases: RunPhases,
-    /// Whether flags are dense. The responder clears all others.
-    is_dense: bool,
 }
 
 impl<Request: Verb, Response: Verb, const INLINE: bool> Actor
@@ -106,21 +103,22 @@ impl<Request: Verb, Response: Verb, const INLINE: bool> Actor
         }
         let mut progress = 0;
         for _ in 0..self.phases.burst {
-            let flags = self
-                .phases
-                .prices
-                .and_then(|_| self.responder.polled_flags());
-            let memory = self.responder.memory_begin();
-            let is_answered = self.responder.answer_next(|loads, is_taken| {
-                let Some(prices) = &self.phases.prices else {
+            let (prices, responder) = (&self.phases.prices, &mut self.responder);
+            let flags = prices
+                .as_ref()
+                .and_then(|_| Some((responder.polled_flags()?, responder.memory_begin())));
+            let is_answered = responder.answer_next(|loads, is_taken| {
+                let Some(prices) = prices else {
                     return;
                 };
                 // The flags go through the cache of the simulated host, if its preset has one.
                 for load in 0..loads {
-                    let Some(flags) = flags else { break };
+                    let Some((flags, memory)) = flags else {
+                        break;
+                    };
                     let flag = memory.wrapping_add(flags.offset(load));
                     cx.reads(flag, FLAG_BYTES);
-                    if is_taken && load + 1 == loads && !self.is_dense {
+                    if is_taken && load + 1 == loads && flags.is_cleared {
                         cx.writes(flag, FLAG_BYTES);
                     }
                 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use headworks::sim::is_simulated;
+use headworks::sim::{Usage, UsageMonitor, is_simulated};
 use headworks::verbs::{DeviceName, Duration};
 use headworks_runtime::{ActorOutcome, ActorSpec, RunningScenario, Scenario, ScenarioEvent, World};
 use serde::{Deserialize, Serialize};
@@ -34,6 +34,8 @@ pub struct PatternBed {
     pub actors_per_host: usize,
     /// Simulated hosts, each with an RNIC, on which the responders are, in turn.
     pub responder_hosts: usize,
+    /// Monitor of the world's machines, if the result is to have their usage.
+    pub usage_monitor: Option<Arc<UsageMonitor>>,
 }
 
 /// Result of a run.
@@ -61,6 +63,8 @@ pub struct PatternResult {
     pub responder_work: Option<MessageWork>,
     /// What the counters of this machine's RDMA NICs grew by during the run, warm-up included.
     pub rnic_counters: RnicCounters,
+    /// What the simulated machines counted in the measured time, if the bed has a monitor.
+    pub measured_usage: Option<Usage>,
     /// Whether there are more actors than processors.
     pub is_oversubscribed: bool,
 }
@@ -187,20 +191,28 @@ pub fn run(task: &PatternTask, bed: &PatternBed, stop: &AtomicBool) -> Result<Pa
     coordinator.until(limit, |all| all.ready == all.roles.len())?;
     let before = rnic_counters::read(&bed.devices);
     coordinator.tell(|_| true, BEGIN)?;
+    let usage = || bed.usage_monitor.as_ref().and_then(|monitor| monitor.now());
+    if bed.usage_monitor.is_some() {
+        let from = coordinator.running.now() + task.warm();
+        coordinator.polling(task.warm(), limit, |all| all.running.now() >= from)?;
+    }
+    let first = usage();
     coordinator.until(limit, |all| all.reports.len() == all.roles.len())?;
+    let last = usage();
     let rnic_counters = rnic_counters::growth(&before, &rnic_counters::read(&bed.devices));
     let answers = |role: &str| matches!(PatternRole::of(role), Some(PatternRole::Responder(_)));
     let dispatches = |role: &str| matches!(PatternRole::of(role), Some(PatternRole::Dispatcher(_)));
     // Requesters finish what is outstanding before those end that they need for it, and all have ended their work
     // before one closes its device.
-    let first = coordinator.tell(|role| !answers(role) && !dispatches(role), END)?;
-    coordinator.until(limit, |all| all.finished == first)?;
+    let requesters = coordinator.tell(|role| !answers(role) && !dispatches(role), END)?;
+    coordinator.until(limit, |all| all.finished == requesters)?;
     coordinator.tell(|role| answers(role) || dispatches(role), END)?;
     coordinator.until(limit, |all| all.finished == all.roles.len())?;
     coordinator.tell(|_| true, CLOSE)?;
     coordinator.until(limit, |all| all.ended == all.roles.len())?;
     Ok(PatternResult {
         rnic_counters,
+        measured_usage: last.zip(first).map(|(last, first)| last.since(&first)),
         ..coordinator.result(&task, is_oversubscribed)
     })
 }
@@ -230,9 +242,19 @@ impl Coordinator<'_> {
 
     /// Takes events until `is_over`.
     fn until(&mut self, limit: Duration, is_over: impl Fn(&Self) -> bool) -> Result<()> {
+        self.polling(PAUSE, limit, is_over)
+    }
+
+    /// Takes events until `is_over`, and waits for at most `pause` in each poll.
+    fn polling(
+        &mut self,
+        pause: Duration,
+        limit: Duration,
+        is_over: impl Fn(&Self) -> bool,
+    ) -> Result<()> {
         let deadline = self.running.now() + limit;
         while !is_over(self) {
-            match self.running.poll(PAUSE) {
+            match self.running.poll(pause) {
                 Some(ScenarioEvent::Report { role, bytes }) => {
                     match PatternReport::from_bytes(&bytes)? {
                         PatternReport::Ready => self.ready += 1,
@@ -278,6 +300,7 @@ impl Coordinator<'_> {
             requester_work: None,
             responder_work: None,
             rnic_counters: RnicCounters::new(),
+            measured_usage: None,
             is_oversubscribed,
         };
         let (mut places_polled, mut requests_found) = (0, 0);

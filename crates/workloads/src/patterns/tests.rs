@@ -17,6 +17,7 @@ fn soft() -> PatternBed {
         devices: ["soft:h1", "soft:h2"].map(|name| name.parse().unwrap()),
         actors_per_host: 8,
         responder_hosts: 1,
+        usage_monitor: None,
     }
 }
 
@@ -30,6 +31,7 @@ fn simulated(order: &str) -> PatternBed {
         devices: ["sim:cx5-100g", "sim:cx5-100g"].map(|name| name.parse().unwrap()),
         actors_per_host: 8,
         responder_hosts: 6,
+        usage_monitor: None,
     }
 }
 

@@ -57,8 +57,9 @@ pub struct LoadResult {
     pub latency: Quantiles,
     /// Number of queue pairs on the callers' host.
     pub queue_pairs: usize,
-    /// Misses of the request cache of the callers' RNIC, for each request that the RNIC sent while measuring.
-    pub wqe_misses: f64,
+    /// Misses of the request cache of the callers' RNIC, for each request that the RNIC sent while measuring. `None` if
+    /// it sent none.
+    pub wqe_misses: Option<f64>,
     /// Number of requests completed in the whole run. Each request that was made completed with the right
     /// answer.
     pub ended: u64,
@@ -130,7 +131,7 @@ impl OneSidedLoad {
         let limit = Instant::ZERO + times.0 + times.1 + PATIENCE;
         let usage_monitor = world.usage_monitor();
         // Counters of the callers' RNIC when the measurement began, and when it ended.
-        let mut looks = Vec::new();
+        let mut readings = Vec::new();
         let mut ended = 0;
         while ended < count {
             let now = running.now();
@@ -141,9 +142,9 @@ impl OneSidedLoad {
                 return Err(WorkloadError("the run does not end".to_owned()));
             }
             let interval = shared_run.interval();
-            let next = interval.and_then(|interval| interval.get(looks.len()).copied());
+            let next = interval.and_then(|interval| interval.get(readings.len()).copied());
             if next.is_some_and(|next| next <= now) {
-                looks.push((now, counted(&usage_monitor)));
+                readings.push((now, counted(&usage_monitor)));
             }
             match running.poll(Duration::from_micros(100)) {
                 Some(ScenarioEvent::Ended {
@@ -156,12 +157,12 @@ impl OneSidedLoad {
                 _ => {}
             }
         }
-        if looks.len() == 1 {
-            // All callers were done before the second look.
-            looks.push((running.now(), counted(&usage_monitor)));
+        if readings.len() == 1 {
+            // All callers were done before the second reading.
+            readings.push((running.now(), counted(&usage_monitor)));
         }
         drop(running);
-        let [(from, before), (until, after)] = looks[..] else {
+        let [(from, before), (until, after)] = readings[..] else {
             return Err(WorkloadError("the run ended before measuring".to_owned()));
         };
         let state = shared_run.state();
@@ -182,11 +183,18 @@ impl OneSidedLoad {
                 / until.since(from).as_secs_f64(),
             latency: counts.latencies.quantiles(1.0),
             queue_pairs: state.queue_pairs,
-            wqe_misses: (after.wqe_misses - before.wqe_misses) as f64
-                / (after.requests - before.requests) as f64,
+            wqe_misses: quotient(
+                (after.wqe_misses - before.wqe_misses) as f64,
+                (after.requests - before.requests) as f64,
+            ),
             ended: counts.ended,
         })
     }
+}
+
+/// Returns `count` over `of`; `None` if `of` is 0.
+pub(crate) fn quotient(count: f64, of: f64) -> Option<f64> {
+    (of > 0.0).then(|| count / of)
 }
 
 /// Returns the counters of the callers' RNIC.

@@ -15,7 +15,7 @@ use crate::error::WorkloadError;
 use crate::nic::requester::polled;
 
 /// How often the server's threads poll.
-const POLLS_EVERY: Duration = Duration::from_nanos(500);
+const POLL_EVERY: Duration = Duration::from_nanos(500);
 /// Completions that a thread takes at a time.
 const POLL: usize = 32;
 /// Requests that a thread posts in one step while it fills its queue pairs. It is few, so that pacing sees all threads.
@@ -108,7 +108,7 @@ impl Actor for Sender {
         cx.charge(pacing.times(count as u64));
         Ok(match is_filling || is_behind {
             true => Step::Again,
-            false => Step::At(cx.now().max(now + POLLS_EVERY)),
+            false => Step::At(cx.now().max(now + POLL_EVERY)),
         })
     }
 }
@@ -151,7 +151,7 @@ impl Actor for Receiver {
         }
         Ok(match done.len() {
             POLL => Step::Again,
-            _ => Step::At(cx.now().max(now + POLLS_EVERY)),
+            _ => Step::At(cx.now().max(now + POLL_EVERY)),
         })
     }
 }
@@ -245,14 +245,14 @@ impl Actor for Peers {
 pub(super) fn counter(run: &Run) -> Made {
     Ok(Box::new(Counter {
         run: run.clone(),
-        looks: 0,
+        readings: 0,
     }))
 }
 
 /// Reads the counters at the begin, in the middle and at the end of the measured time.
 struct Counter {
     run: Run,
-    looks: usize,
+    readings: usize,
 }
 
 impl Actor for Counter {
@@ -261,13 +261,13 @@ impl Actor for Counter {
         let half = Duration::from_nanos(until.since(from).nanos() / 2);
         let times = [from, from + half, until];
         let now = cx.now();
-        if let Some(next) = times.get(self.looks) {
+        if let Some(next) = times.get(self.readings) {
             if now < *next {
                 return Ok(Step::At(*next));
             }
-            self.looks += 1;
+            self.readings += 1;
             let usage = self.run.monitor.get().and_then(|monitor| monitor.now());
-            self.run.state().looks.extend(usage);
+            self.run.state().readings.extend(usage);
             return Ok(Step::Again);
         }
         Ok(Step::Done)

@@ -147,3 +147,25 @@ fn mechanisms() -> Table<&'static Mechanism> {
     t.note("Everything is simulated.");
     t
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_settings_of_every_mechanism_are_legal_on_both_presets() {
+        for name in ["cx4lx-2x25g", "cx6dx-2x100g"] {
+            let preset = Preset::named(name).expect("a preset");
+            for mechanism in &MECHANISMS {
+                let device = format!("sim:{name}").parse().expect("a device's name");
+                let set: Vec<_> = settings(mechanism, &preset)
+                    .iter()
+                    .map(|setting| setting.parse().expect("a setting"))
+                    .collect();
+                let machine = crate::simulated_machine::machine(&device, &set);
+                let machine = machine.expect("a simulated device");
+                assert!(machine.is_ok(), "{name}, {mechanism}: {:?}", machine.err());
+            }
+        }
+    }
+}

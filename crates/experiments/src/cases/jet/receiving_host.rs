@@ -230,10 +230,8 @@ pub(crate) fn memory_of(bench: &Bench<'_>) -> Result<Preset, RunError> {
 /// Returns an arm's settings of a machine without that of the antagonist if the user set it (`--set host.antagonist=0`
 /// switches it off in every arm).
 pub(crate) fn unless_set(bench: &Bench<'_>, mut settings: Vec<String>) -> Vec<String> {
-    let is_antagonist = |setting: &str| setting.starts_with("host.antagonist=");
-    let set = &bench.options.set;
-    if set.iter().any(|set| is_antagonist(&set.to_string())) {
-        settings.retain(|setting| !is_antagonist(setting));
+    if bench.options.is_set("host.antagonist") {
+        settings.retain(|setting| !setting.starts_with("host.antagonist="));
     }
     settings
 }
@@ -256,6 +254,12 @@ pub(crate) fn machine_with(
         set.map_err(|e| WorkloadError::at("setting", e))?;
     }
     Ok(Machine { preset, seed })
+}
+
+/// Returns the bandwidth of an antagonist on one host, in GB/s: `gb_per_s`, unless the user set another one.
+pub(crate) fn antagonist_of(bench: &Bench<'_>, gb_per_s: f64) -> Result<f64, WorkloadError> {
+    let machine = machine_with(bench, vec![format!("host.antagonist={gb_per_s}")])?;
+    Ok(machine.preset.host_antagonist)
 }
 
 /// Returns what the hosts counted in the measured time; `None` if nothing arrived.
