@@ -131,7 +131,48 @@ pub(crate) struct ReceivingHost {
     buffer: BookedQueue,
     /// Time at which the bus has taken everything that has arrived so far.
     drained_at: Ps,
+    pauses: BookedPauses,
     pub(crate) counters: HostCounters,
+}
+
+/// Pauses of ports, some of which lie ahead: packets are decided about when they are sent.
+#[derive(Debug, Default)]
+struct BookedPauses {
+    /// Total length of those that are over.
+    over: Ps,
+    /// Begin and end of the others.
+    ahead: Vec<(Ps, Ps)>,
+}
+
+impl BookedPauses {
+    /// Number of pauses ahead from which on those that are over are looked for.
+    const MANY: usize = 1024;
+
+    fn book(&mut self, now: Ps, begin: Ps, until: Ps) {
+        self.ahead.push((begin, until));
+        if self.ahead.len().is_multiple_of(Self::MANY) {
+            self.settle(now);
+        }
+    }
+
+    fn settle(&mut self, now: Ps) {
+        self.ahead.retain(|(begin, until)| {
+            if *until <= now {
+                self.over += until - begin;
+            }
+            *until > now
+        });
+    }
+
+    /// Returns the total length up to `now`.
+    fn passed(&mut self, now: Ps) -> Ps {
+        self.settle(now);
+        let under_way = self
+            .ahead
+            .iter()
+            .map(|(begin, _)| now.saturating_sub(*begin));
+        self.over + under_way.sum::<Ps>()
+    }
 }
 
 impl ReceivingHost {
@@ -147,6 +188,7 @@ impl ReceivingHost {
             memory: MemoryBandwidth::new(constants.memory),
             buffer: BookedQueue::default(),
             drained_at: 0,
+            pauses: BookedPauses::default(),
             counters: HostCounters::default(),
             constants,
         }
@@ -186,7 +228,7 @@ impl ReceivingHost {
             return None;
         }
         self.counters.pauses += 1;
-        self.counters.paused += until - begin;
+        self.pauses.book(now, begin, until);
         Some(until)
     }
 
@@ -319,6 +361,7 @@ impl ReceivingHost {
             memory_rnic: rnic,
             memory_processors: processors,
             memory_antagonist: antagonist as u64,
+            paused: self.pauses.passed(now),
             ..self.counters
         }
     }
@@ -442,7 +485,9 @@ mod tests {
         });
         assert_eq!(pauses.admit(0, 0, 4096, 1), BufferVerdict::Taken);
         let until = pauses.pause(0, 1, 4096).expect("a pause");
-        assert!(until > 1 && pauses.counters.paused == until - 1);
+        assert!(until > 2);
+        let paused = [1, until / 2, until, 2 * until].map(|now| pauses.counters(now).paused);
+        assert_eq!(paused, [0, until / 2 - 1, until - 1, until - 1]);
         assert_eq!(pauses.pause(0, until, 4096), None);
     }
 

@@ -214,13 +214,14 @@ pub(super) fn writes_beside(
 ///
 /// # Errors
 ///
-/// [`RunError::Failed`]: it does not model the memory of hosts.
+/// [`RunError::BadInput`]: it does not model the memory of hosts.
 pub(crate) fn memory_of(bench: &Bench<'_>) -> Result<Preset, RunError> {
     let machine = bench.options.machine().and_then(Result::ok);
     let modelled = machine.filter(|(preset, _)| preset.host_cache_kib > 0);
     let (preset, _) = modelled.ok_or_else(|| {
-        RunError::Failed(format!(
-            "{} does not model the memory of hosts: take sim:cx4lx-2x25g or sim:cx6dx-2x100g, or set host.cache",
+        RunError::BadInput(format!(
+            "{} does not model the memory of hosts, or host.cache is 0: take sim:cx4lx-2x25g or sim:cx6dx-2x100g, or \
+             set host.cache",
             bench.options.device
         ))
     })?;
@@ -311,7 +312,7 @@ fn fig2() -> Table<Arm> {
         - at(Arm::Antagonist, LARGE, THROUGHPUT) / at(Arm::Antagonist, SMALL, THROUGHPUT);
     t.metric("lost_1m_percent", lost * 100.0).paper(
         Claim::About(43.1),
-        "2.1; fitted on cx4lx-2x25g, where it is 43.2",
+        "calibrated on cx4lx-2x25g (2.1: 43.2), a prediction on cx6dx-2x100g",
     );
     t.metric("missed_1m_percent", at(Arm::Antagonist, LARGE, MISSES))
         .paper(Claim::Exactly(100.0), "2.1, Figure 3");
