@@ -42,14 +42,14 @@ pub struct HostUsage {
 }
 
 impl HostUsage {
-    /// Returns the number of the host's ports.
+    /// Returns the number of the host's ports; 1 if no link is among the units.
     #[must_use]
     pub fn ports(&self) -> u64 {
         let links = self
             .units
             .iter()
             .filter(|unit| unit.what.starts_with("link in"));
-        links.count() as u64
+        links.count().max(1) as u64
     }
 }
 

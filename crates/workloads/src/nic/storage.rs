@@ -2,8 +2,11 @@
 //!
 //! Each connection has a number of messages under way: one is announced, the server READs it, a device such as an SSD
 //! reads it from memory during some time, and then the next one is announced. The announcement takes a fixed time and
-//! no bandwidth. Messages of 4 KiB are sent by SENDs into shared receives ([`short_messages`]). The receive memory is the [receive pool's](headworks_rxpool::receiver::Receiver), with its admission
-//! and windows, or an area that is used in turn from its beginning to its end.
+//! no bandwidth. Messages of 4 KiB are sent by SENDs into shared receives (module `short_messages`). The grant of such
+//! messages is a WRITE of eight bytes.
+//!
+//! The receive memory is the [receive pool's](headworks_rxpool::receiver::Receiver), with its admission and windows, or an
+//! area that is used in turn from its beginning to its end.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};

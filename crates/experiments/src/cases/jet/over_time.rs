@@ -445,7 +445,7 @@ mod tests {
     #[test]
     fn phases_add_up_to_the_windows() {
         assert_eq!(Phases::of(true, true).1, 30);
-        assert_eq!(Phases::of(false, true).1, 60);
+        assert_eq!(Phases::of(false, true).1, 200);
         assert_eq!(Phases::of(true, false), (Phases([0, 0, 25]), 25));
     }
 }

@@ -1,4 +1,4 @@
-//! The control of [`mailbox_control`](super::mailbox_control) on a receiving host whose memory is contended: does the
+//! The control of [`super::mailbox_control`] on a receiving host whose memory is contended: does the
 //! ranking of mailboxes and shared receives hold if mailboxes leave the cache? The responder's polls go through the
 //! simulated last-level cache.
 
