@@ -64,7 +64,7 @@ mod tests {
 
     use super::*;
 
-    /// What a world is told: bytes copied, and the address, length and kind of each access.
+    /// A world that records the number of copied bytes, and the address, length and kind of each access.
     #[derive(Debug, Default)]
     struct World {
         copied: u64,

@@ -122,7 +122,7 @@ impl Progress {
     /// Notes that the thread is about to hold up to `count` objects of the application.
     pub(crate) fn borrow_objects(&self, count: usize) {
         self.borrowed.fetch_add(count, Ordering::Relaxed);
-        // Whoever drops such an object and is not the last reads the new value.
+        // An application thread that drops such an object while the progress thread holds it reads the new value.
         fence(Ordering::SeqCst);
     }
 

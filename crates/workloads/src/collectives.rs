@@ -194,8 +194,8 @@ struct Run {
 /// Number of an operation, step in it, and index of a message in the step.
 type MessageId = (usize, usize, usize);
 
-/// What the processes know of each other. In MPI short messages and shared memory would tell it. Times say from when
-/// the others know it.
+/// State that the processes share. MPI exchanges it by short messages and shared memory. Each time is the earliest at
+/// which the other processes see the entry.
 #[derive(Default)]
 struct RunState {
     /// Queue pairs that their process has not taken yet: by process and peer. Those of two processes that are there are

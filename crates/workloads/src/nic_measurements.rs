@@ -91,7 +91,7 @@ fn run_together(
     testbed.run_each(&tasks)
 }
 
-/// What a storage server received in the measured time.
+/// Messages that a storage server received in the measured time.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Stored {
     /// Bytes of messages that arrived whole, per second.

@@ -65,7 +65,7 @@ pub struct Design {
     is_pooled: bool,
 }
 
-/// What is measured.
+/// A measured system.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Arm {
     /// The load.

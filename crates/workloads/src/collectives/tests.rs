@@ -4,7 +4,8 @@ use headworks::sim::Preset;
 
 use super::*;
 
-/// What a block of a process's buffer holds: by sender and block of the sender at the beginning, how often it was added.
+/// Contents of a block of a process's buffer. The key is a sender and the number of its block at the beginning. The value
+/// is how often that block was added.
 type Block = BTreeMap<(usize, usize), u32>;
 
 /// Plays an operation and returns the blocks of each process at its end.

@@ -1,5 +1,4 @@
-//! What each mechanism of a receiving host explains: the points of figures 2 and 3 again, once for each mechanism that
-//! limits nothing.
+//! Figures 2 and 3 with one mechanism of the receiving host switched off at a time.
 
 use std::fmt;
 

@@ -275,7 +275,7 @@ pub(super) fn sample(usage: &Usage, stored: &Stored) -> Option<Sample> {
         all => 100.0 * part as f64 / all as f64,
     };
     Some(Sample::of([
-        // What arrived, and not whole messages that ended: those began before the measured time.
+        // Bytes that arrived. Whole messages would include bytes that arrived before the measured time.
         (THROUGHPUT, per_second(server.counters.bytes_in) * 1e-9),
         (MESSAGES, stored.per_second * 1e-3),
         (LATENCY, stored.latency.mean_ns * 1e-3),
