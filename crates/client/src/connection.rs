@@ -6,7 +6,7 @@
 use std::net::SocketAddr;
 use std::ops::Deref;
 
-use crate::control_block::{ControlBlock, Status, Transfer};
+use crate::control_block::{ControlBlock, Room, Status, Transfer};
 use crate::descriptors::KeptDescriptor;
 use crate::doorbell::Doorbell;
 use crate::egress::{EgressWriter, LendTicket};
@@ -15,6 +15,7 @@ use crate::ingress::{ConsumeNotice, IngressReader};
 use crate::one_sided::Operation;
 use crate::slabs::{Extent, Slabs};
 use crate::socket_message::End;
+use crate::wake_set::WakeSet;
 
 /// Both directions of a connection.
 #[derive(Debug)]
@@ -111,6 +112,12 @@ impl ConnectionShared {
     /// The slabs that this direction can access.
     pub fn slabs(&self) -> &Slabs {
         &self.slabs
+    }
+
+    /// The connections of its session, by handle, that have news for a poller. `None` if the daemon does not speak
+    /// [version 6](crate::socket_message::VERSION).
+    pub fn ready(&self) -> Option<&WakeSet> {
+        self.doorbell.ready()
     }
 
     /// Asks the daemon to look at the connection again. A thread that polls for room in a ring calls it.
@@ -211,6 +218,11 @@ impl SendHalf {
     /// socket.
     pub fn is_withheld(&self) -> bool {
         self.egress.is_withheld()
+    }
+
+    /// What the latest call that found no room saw of the room: for a poller.
+    pub fn room(&self) -> Room {
+        self.egress.room_seen()
     }
 
     /// Copies as many bytes as there is room for, and returns their number.

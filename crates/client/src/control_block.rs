@@ -126,6 +126,29 @@ impl ControlBlock {
         Descriptors::at(&self.view, DESCRIPTOR_TABLE)
     }
 
+    /// What has arrived, for an application's poller.
+    pub fn arrived(&self) -> Arrived {
+        // The status first: the daemon publishes the end after the last byte.
+        let status = self.status();
+        Arrived {
+            tail: self.tail(Direction::Ingress).observe(),
+            status,
+        }
+    }
+
+    /// Bytes of the stream that the application has consumed.
+    pub fn consumed(&self) -> u64 {
+        self.head(Direction::Ingress).observe()
+    }
+
+    /// The room that the daemon has made for what the application sends, for an application's poller.
+    pub fn room(&self) -> Room {
+        Room {
+            freed: self.head(Direction::Egress).observe(),
+            ring: self.rings(Direction::Egress).load(Ordering::Acquire),
+        }
+    }
+
     /// How the application wants its bytes carried. An unknown value counts as [`Transfer::Any`].
     pub fn transfer(&self) -> Transfer {
         let code = self.word(TRANSFER).load(Ordering::Relaxed);
@@ -139,7 +162,9 @@ impl ControlBlock {
     }
 
     /// Event count that wakes the application when data arrives or the status changes. The application arms
-    /// it before it sleeps; the daemon notifies it after the change.
+    /// it before it sleeps; the daemon notifies it after the change. If the application armed it
+    /// [in a set](EventCount::arm_in_set), the daemon inserts the connection into
+    /// [`Doorbell::ready`](crate::Doorbell::ready).
     pub fn event_count(&self) -> &EventCount {
         self.view
             .event_count(EVENT_COUNT)
@@ -238,6 +263,24 @@ pub(crate) struct RingAnnouncement {
     pub(crate) from: u64,
     /// The ring; `None` until its slab arrives.
     pub(crate) ring: Option<ByteRing>,
+}
+
+/// What has arrived on a connection, as an application's poller sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Arrived {
+    /// Bytes of the stream that have arrived. The daemon may have written any number.
+    pub tail: u64,
+    /// The status.
+    pub status: Status,
+}
+
+/// Room for what an application sends, as its poller sees it. Another room than before is more room.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Room {
+    /// Bytes of records that the daemon no longer needs.
+    pub freed: u64,
+    /// Number of the latest ring.
+    pub ring: u64,
 }
 
 /// State of a connection, as the daemon publishes it.

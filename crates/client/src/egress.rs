@@ -18,7 +18,7 @@
 use headworks_shm::cursor::check_within;
 use headworks_shm::view::CursorRef;
 
-use crate::control_block::{ControlBlock, Direction, Transfer};
+use crate::control_block::{ControlBlock, Direction, Room, Transfer};
 use crate::error::ContractError;
 use crate::one_sided::{OPERATION_BYTES, Operation};
 use crate::slabs::{ByteRing, Extent, Slabs};
@@ -263,6 +263,14 @@ impl EgressWriter {
     /// socket.
     pub fn is_withheld(&self) -> bool {
         self.is_withheld
+    }
+
+    /// What this end last saw of the room in the ring.
+    pub fn room_seen(&self) -> Room {
+        Room {
+            freed: self.freed,
+            ring: self.number,
+        }
     }
 
     /// Whether the stream was ended.

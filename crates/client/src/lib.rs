@@ -19,6 +19,7 @@
 //! | [`doorbell`] | doorbell: which connections the application touched, and the wake-up of the daemon's worker that carries them |
 //! | [`socket_message`] | messages on the Unix socket: attach, connect, listen, close |
 //! | [`connection`] | an application's end of one connection, with a half for each direction |
+//! | [`wake_set`] | a dirty set with the event count of the one who reads it |
 //! | [`session`] | an application's session with its daemon |
 //! | [`error`] | errors of the contract |
 //! | [`testing`] | memory for tests |
@@ -37,6 +38,7 @@ pub mod slabs;
 pub mod socket_message;
 pub mod testing;
 pub mod vqpn;
+pub mod wake_set;
 
 pub use control_block::{BLOCK_BYTES, ControlBlock, Reset, Status};
 pub use descriptors::{DESCRIPTORS, KeptDescriptor};
@@ -48,3 +50,4 @@ pub use one_sided::{Op, Operation, Outcome, Outcomes, Rights};
 pub use session::Session;
 pub use slabs::{ByteRing, Extent, Slabs};
 pub use vqpn::Vqpn;
+pub use wake_set::WakeSet;

@@ -18,7 +18,8 @@ use crate::slabs::Extent;
 /// | 3 | threads that sleep on a connection's event counts: the daemon wakes them by futex(2) |
 /// | 4 | connections whose doorbell is not the session's: a daemon with several workers has one for each |
 /// | 5 | bytes that lie in the receive pool, behind [descriptors](crate::descriptors). Older versions are refused |
-pub const VERSION: u16 = 5;
+/// | 6 | sets of connections that have news for a poller: [`Doorbell::ready`](crate::Doorbell::ready) |
+pub const VERSION: u16 = 6;
 /// Oldest version of the contract that is still understood; see [`VERSION`].
 pub const VERSION_OLDEST: u16 = 5;
 /// Longest message in bytes.

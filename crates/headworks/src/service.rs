@@ -46,6 +46,7 @@
 //! [`Listener::try_accept`] and [`PendingConnection::finish`]. The descriptors are level-triggered, as those
 //! of sockets: readable while there is something to receive, writable while there is room, hung up once the
 //! connection is reset. Readiness may be spurious; the call then fails with [`ServiceError::WouldBlock`].
+//! A program with many connections uses one [`Poller`], which makes no system call for a connection.
 //! With the cargo feature `tokio`, the module `asynchronous` has streams for tasks.
 //!
 //! # Messages
@@ -83,6 +84,7 @@ mod datagrams;
 mod leader_followers;
 mod listener;
 mod pending_connection;
+mod poller;
 mod readiness_socket;
 mod remote_memory;
 mod shared_memory;
@@ -95,6 +97,7 @@ pub use chunk::{COPIED_MAX, Chunk};
 pub use datagrams::{Datagrams, MESSAGE_MAX, Message};
 pub use listener::Listener;
 pub use pending_connection::PendingConnection;
+pub use poller::{Interest, PollEvent, PollWaker, Poller};
 pub use readiness_socket::Readiness;
 pub use remote_memory::{Export, RemoteOperation, RevokeError};
 pub use shared_memory::{Loan, SharedMemory};
@@ -188,6 +191,17 @@ pub enum ServiceError {
         "another thread waits on this connection: make the descriptor before, with Stream::readiness"
     )]
     Busy,
+    /// The stream or listener is of another session than the poller.
+    #[error(
+        "the stream or listener is of another session than the poller: make both from one Service"
+    )]
+    OtherSession,
+    /// The stream is in a poller.
+    #[error("the stream is in a poller: remove it there before")]
+    InPoller,
+    /// The stream is not in this poller.
+    #[error("the stream is not in this poller: add it before")]
+    NotInPoller,
     /// The address is not that of the daemon, so nothing can be bound to it.
     #[error("{}", not_own(*.own))]
     NotOwnAddress {
@@ -264,7 +278,10 @@ impl From<ServiceError> for io::Error {
             | ServiceError::TooLong(_)
             | ServiceError::ChunksKept
             | ServiceError::Loan { .. }
-            | ServiceError::ForeignMemory => ErrorKind::InvalidInput,
+            | ServiceError::ForeignMemory
+            | ServiceError::OtherSession
+            | ServiceError::InPoller
+            | ServiceError::NotInPoller => ErrorKind::InvalidInput,
             ServiceError::DaemonGone => ErrorKind::ConnectionAborted,
             ServiceError::NoDaemon { source, .. } => source.kind(),
             _ => ErrorKind::Other,

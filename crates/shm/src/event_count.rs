@@ -5,7 +5,8 @@
 //! reads the other's, with a full fence between. So either the waiter's last look finds the work, or the
 //! producer finds the event count armed.
 //!
-//! A waiter sleeps on a descriptor, and is woken by a message; or it sleeps on the word itself, with futex(2).
+//! A waiter sleeps on a descriptor, and is woken by a message; or it sleeps on the word itself, with futex(2); or it does
+//! not sleep on this event count at all, but on that of a set of many objects, into which the notifier inserts this one.
 
 #[cfg(not(loom))]
 use rustix::event::Timespec;
@@ -18,6 +19,7 @@ const OFF: u32 = 0;
 const ANY: u32 = 1;
 const URGENT: u32 = 2;
 const SLEEPING: u32 = 3;
+const IN_SET: u32 = 4;
 
 /// How the waiter that armed an event count is to be woken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,6 +28,9 @@ pub enum WakeBy {
     Message,
     /// By [`EventCount::wake`]: the waiter sleeps on the word.
     Word,
+    /// By inserting the object into the set of objects that the waiter looks at, and by notifying the event count of that
+    /// set.
+    Set,
 }
 
 /// The event count's word, which may be in shared memory.
@@ -73,11 +78,22 @@ impl EventCount {
         fence(Ordering::SeqCst);
     }
 
-    /// Notifies a waiter that may sleep in either way, after work was stored. Returns how the caller must wake it,
+    /// Arms it for the next notification by [`EventCount::notify_waiter`], which then returns [`WakeBy::Set`]. Execute
+    /// [`fence_after_arms`] once after all event counts were armed, and look for work after that.
+    pub fn arm_in_set(&self) {
+        self.0.store(IN_SET, Ordering::Relaxed);
+    }
+
+    /// Returns whether it is armed by [`arm_in_set`](Self::arm_in_set). For the waiter: the load is relaxed.
+    pub fn is_armed_in_set(&self) -> bool {
+        self.0.load(Ordering::Relaxed) == IN_SET
+    }
+
+    /// Notifies a waiter that may sleep in any way, after work was stored. Returns how the caller must wake it,
     /// if it must; the event count is then disarmed.
     #[inline]
     pub fn notify_waiter(&self) -> Option<WakeBy> {
-        // Pairs with the fences in `arm` and `arm_to_sleep`.
+        // Pairs with the fences in `arm` and `arm_to_sleep`, and with `fence_after_arms`.
         fence(Ordering::SeqCst);
         if self.0.load(Ordering::Relaxed) == OFF {
             return None;
@@ -85,6 +101,7 @@ impl EventCount {
         match self.0.swap(OFF, Ordering::AcqRel) {
             OFF => None,
             SLEEPING => Some(WakeBy::Word),
+            IN_SET => Some(WakeBy::Set),
             _ => Some(WakeBy::Message),
         }
     }
@@ -117,6 +134,12 @@ impl EventCount {
     }
 }
 
+/// Orders the arms before it, by [`EventCount::arm_in_set`], with the looks for work after it.
+pub fn fence_after_arms() {
+    // Pairs with the fence in `notify_waiter`.
+    fence(Ordering::SeqCst);
+}
+
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
@@ -147,6 +170,11 @@ mod tests {
         assert_eq!(event_count.notify_waiter(), None);
         event_count.arm_to_sleep();
         assert_eq!(event_count.notify_waiter(), Some(WakeBy::Word));
+        assert_eq!(event_count.notify_waiter(), None);
+        event_count.arm_in_set();
+        assert!(event_count.is_armed_in_set());
+        assert_eq!(event_count.notify_waiter(), Some(WakeBy::Set));
+        assert!(!event_count.is_armed_in_set());
         assert_eq!(event_count.notify_waiter(), None);
     }
 
@@ -242,6 +270,49 @@ mod models {
             let seen = work.load(Ordering::Relaxed);
             let notified = notifier.join().unwrap();
             assert!(notified == Some(WakeBy::Word) || seen == 1, "missed work");
+        });
+    }
+
+    /// Two objects in a set, each with a notifier; the waiter arms both, with one fence, and the set's own event count. It
+    /// sleeps only if it saw no work and nothing in the set. Checks that it is then woken.
+    #[test]
+    fn loom_a_waiter_for_a_set_is_woken() {
+        loom::model(|| {
+            let object = || (EventCount(AtomicU32::new(OFF)), AtomicU64::new(0));
+            let set = (EventCount(AtomicU32::new(OFF)), AtomicU64::new(0));
+            let shared = Arc::new(([object(), object()], set));
+            let notifiers: Vec<_> = (0..2)
+                .map(|at| {
+                    let shared = shared.clone();
+                    thread::spawn(move || {
+                        let (objects, (of_set, bits)) = &*shared;
+                        let (event_count, work) = &objects[at];
+                        work.store(1, Ordering::Relaxed);
+                        if event_count.notify_waiter() == Some(WakeBy::Set) {
+                            bits.fetch_or(1 << at, Ordering::Release);
+                            return of_set.notify(false);
+                        }
+                        false
+                    })
+                })
+                .collect();
+            let (objects, (of_set, bits)) = &*shared;
+            objects
+                .iter()
+                .for_each(|(event_count, _)| event_count.arm_in_set());
+            of_set.arm(false);
+            fence_after_arms();
+            let mut seen: Vec<bool> = objects
+                .iter()
+                .map(|(_, work)| work.load(Ordering::Relaxed) == 1)
+                .collect();
+            let found = bits.load(Ordering::Acquire);
+            (0..2).for_each(|at| seen[at] |= found & 1 << at != 0);
+            let woken = notifiers
+                .into_iter()
+                .map(|notifier| notifier.join().unwrap())
+                .fold(false, |any, woken| any | woken);
+            assert!(woken || seen.iter().all(|seen| *seen), "missed work");
         });
     }
 

@@ -53,7 +53,7 @@ pub use biased_lock::{BiasedGuard, BiasedLock};
 pub use cursor::{Consumer, Cursor, CursorError, Producer};
 pub use descriptor_word::{DescriptorState, DescriptorWord};
 pub use dirty_set::DirtySet;
-pub use event_count::{EventCount, WakeBy};
+pub use event_count::{EventCount, WakeBy, fence_after_arms};
 pub use lane::Lane;
 pub use liveness::{ProcessId, ProcessWatch};
 pub use ordered_copy::copy_in_order;

@@ -152,6 +152,10 @@ impl ConnectionContext<'_> {
                     let event_count = self.connection.event_count(for_room);
                     self.outputs.push_back(Output::WakeThread(event_count));
                 }
+                (Some(WakeBy::Set), _) => {
+                    let ready = self.session.doorbell.ready();
+                    is_rung |= ready.is_some_and(|ready| ready.touch(handle));
+                }
                 (Some(WakeBy::Message), Some(watch)) => {
                     self.outputs.push_back(Output::Signal { watch, signal });
                 }

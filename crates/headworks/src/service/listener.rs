@@ -52,6 +52,15 @@ impl Listener {
         Ok(SocketAddr::new(own, self.port))
     }
 
+    pub(super) fn shared(&self) -> &Arc<SharedSession> {
+        &self.shared
+    }
+
+    /// Number that the daemon gave it.
+    pub(super) fn number(&self) -> u32 {
+        self.listener
+    }
+
     /// Returns the port.
     pub fn port(&self) -> u16 {
         self.port

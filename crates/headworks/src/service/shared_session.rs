@@ -7,7 +7,8 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::Thread;
 
 use headworks_client::connection::Connection;
@@ -24,6 +25,7 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
 
 use super::leader_followers::LeaderFollowers;
+use super::poller::PollerWaker;
 use super::{Refusal, ServiceError, system};
 
 /// How long the daemon has to answer a request that it can answer by itself, and to take packets from a full socket.
@@ -38,6 +40,10 @@ pub(super) struct SharedSession {
     state: Mutex<SessionState>,
     /// Wakes the leader of the sleeping threads.
     leader_wake: OwnedFd,
+    /// Number of times that packets were handled.
+    packets: AtomicU64,
+    /// Whether the daemon has hung up.
+    is_hung_up: AtomicBool,
     made_by: ForkGeneration,
 }
 
@@ -94,6 +100,8 @@ pub(super) struct SessionState {
     /// Whether the socket has stayed full for as long as the daemon may leave it so.
     is_stuck: bool,
     waiters: LeaderFollowers<Waker>,
+    /// The pollers of the session, each of which may sleep until packets come.
+    pub(super) pollers: Vec<Weak<PollerWaker>>,
     pub(super) is_gone: bool,
 }
 
@@ -200,10 +208,13 @@ impl SharedSession {
                 unsent: None,
                 is_stuck: false,
                 waiters: LeaderFollowers::new(),
+                pollers: Vec::new(),
                 is_gone: false,
             }),
             leader_wake: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
                 .map_err(|errno| system("eventfd")(errno.into()))?,
+            packets: AtomicU64::new(0),
+            is_hung_up: AtomicBool::new(false),
             made_by: ForkGeneration::current(),
         };
         shared.exchange(&mut *shared.lock()?)?;
@@ -275,9 +286,11 @@ impl SharedSession {
     fn receive_packets(&self, state: &mut SessionState) -> Result<(), ServiceError> {
         // A new slab may hold bytes that any thread waits for, and the end of the session concerns every thread.
         let mut is_for_all = false;
+        let mut had_some = false;
         loop {
             match self.socket.recv() {
                 Ok(RecvOutcome::Packet(packet)) => {
+                    had_some = true;
                     let file = packet.files.into_iter().next();
                     is_for_all |= file.is_some();
                     let reply = Reply::decode(&packet.bytes);
@@ -295,6 +308,7 @@ impl SharedSession {
                 Ok(RecvOutcome::Closed) => {
                     is_for_all |= !state.is_gone;
                     state.is_gone = true;
+                    self.is_hung_up.store(true, Ordering::Release);
                     break;
                 }
                 Err(error) => return Err(system("the daemon's socket")(error)),
@@ -335,6 +349,11 @@ impl SharedSession {
             }
             has_answers = true;
         }
+        if had_some || is_for_all {
+            self.packets.fetch_add(1, Ordering::Release);
+            let pollers = state.pollers.iter().filter_map(Weak::upgrade);
+            pollers.for_each(|poller| poller.wake_if_asleep());
+        }
         for (is_leader, handle, waker) in state.waiters.iter() {
             let is_concerned = match handle {
                 Some(handle) => rang.contains(&handle),
@@ -347,6 +366,21 @@ impl SharedSession {
             }
         }
         Ok(())
+    }
+
+    /// Returns the descriptor of the socket to the daemon.
+    pub(super) fn socket_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+
+    /// Returns how many times packets were handled.
+    pub(super) fn packets(&self) -> u64 {
+        self.packets.load(Ordering::Acquire)
+    }
+
+    /// Whether the daemon has hung up, as far as this process has read its packets.
+    pub(super) fn is_hung_up(&self) -> bool {
+        self.is_hung_up.load(Ordering::Acquire)
     }
 
     /// Returns the address that the daemon serves, if it tells.

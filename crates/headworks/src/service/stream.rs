@@ -7,11 +7,14 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, OnceLock};
 
 use headworks_client::Session;
-use headworks_client::connection::{Connection, ReceiveHalf, Received, SendHalf, Wake};
+use headworks_client::connection::{
+    Connection, ConnectionShared, ReceiveHalf, Received, SendHalf, Wake,
+};
 use headworks_shm::View;
 use headworks_verbs::{Duration, Instant};
 
 use super::chunk::{COPIED_MAX, Chunk};
+use super::poller::Polled;
 use super::readiness_socket::{Readiness, ReadinessSocket};
 use super::remote_memory::ResultSlots;
 use super::shared_memory::{self, Loan, SharedMemory};
@@ -64,6 +67,7 @@ impl Stream {
             local: connection.local(),
             peer: connection.peer(),
             readiness: OnceLock::new(),
+            polled: Polled::default(),
         });
         let Connection { sending, receiving } = *connection;
         let side = SendSide {
@@ -86,6 +90,19 @@ impl Stream {
 
     pub(super) fn shared(&self) -> &Arc<SharedSession> {
         &self.writer.connection.shared
+    }
+
+    pub(super) fn connection(&self) -> &ServiceConnection {
+        &self.writer.connection
+    }
+
+    /// Returns the connection as the daemon announced it, if no call of another handle is in progress.
+    pub(super) fn known(&mut self) -> Result<ConnectionShared, ServiceError> {
+        let (sending, receiving) = (self.writer.cell.try_lock(), self.reader.cell.try_lock());
+        match (sending, receiving) {
+            (Some(sending), Some(_)) => Ok((*sending.half.half).clone()),
+            _ => Err(ServiceError::Busy),
+        }
     }
 
     pub(super) fn handle(&self) -> u32 {
@@ -178,12 +195,15 @@ impl Stream {
     /// # Errors
     ///
     /// [`ServiceError::Refused`] if the daemon has too few descriptors. [`ServiceError::Busy`] if a call of another
-    /// handle is in progress when the descriptor is to be made. [`ServiceError::DaemonGone`],
-    /// [`ServiceError::System`].
+    /// handle is in progress when the descriptor is to be made. [`ServiceError::InPoller`],
+    /// [`ServiceError::DaemonGone`], [`ServiceError::System`].
     pub fn readiness(&mut self) -> Result<&Readiness, ServiceError> {
         let connection = &*self.writer.connection;
         if connection.readiness.get().is_none() {
             connection.shared.check()?;
+            if connection.polled.current().is_some() {
+                return Err(ServiceError::InPoller);
+            }
             // A call in progress relies on packets to wake it.
             let sending = self.writer.cell.try_lock();
             let (Some(mut sending), Some(mut receiving)) = (sending, self.reader.cell.try_lock())

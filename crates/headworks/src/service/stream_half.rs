@@ -5,6 +5,7 @@ use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError, Weak};
 
 use headworks_client::connection::{ConnectionShared, ReceiveHalf, SendHalf, Wake};
+use headworks_client::control_block::Room;
 use headworks_client::slabs::Slabs;
 use headworks_net::waiting::PollHistory;
 use headworks_net::{WaitPhase, Waiter, WakeReason, clock};
@@ -12,6 +13,7 @@ use headworks_shm::WakeBy;
 use headworks_verbs::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags};
 
+use super::poller::Polled;
 use super::readiness_socket::{Readiness, ReadinessSocket};
 use super::shared_session::{LookFor, SharedSession, SleepsOn};
 use super::{Refusal, ServiceError, system};
@@ -39,6 +41,9 @@ pub(super) trait ConnectionHalf: Deref<Target = ConnectionShared> {
     /// Whether bytes have arrived that cannot be read yet, or a ring that cannot be written yet, because they lie in a slab
     /// that was not read from the session's socket, or because the daemon is moving the bytes.
     fn is_withheld(&self) -> bool;
+
+    /// What the latest call saw of the room for what is sent; `None` of a half that only receives.
+    fn room(&self) -> Option<Room>;
 }
 
 impl ConnectionHalf for SendHalf {
@@ -50,6 +55,10 @@ impl ConnectionHalf for SendHalf {
 
     fn is_withheld(&self) -> bool {
         Self::is_withheld(self)
+    }
+
+    fn room(&self) -> Option<Room> {
+        Some(Self::room(self))
     }
 }
 
@@ -63,6 +72,10 @@ impl ConnectionHalf for ReceiveHalf {
     fn is_withheld(&self) -> bool {
         Self::is_withheld(self)
     }
+
+    fn room(&self) -> Option<Room> {
+        None
+    }
 }
 
 /// A connection, shared by its two halves and their handles. It is closed when all are dropped.
@@ -73,10 +86,15 @@ pub(super) struct ServiceConnection {
     pub(super) peer: SocketAddr,
     /// The descriptor by which the daemon signals readiness, once it was made.
     pub(super) readiness: OnceLock<Readiness>,
+    /// The poller that the connection is in.
+    pub(super) polled: Polled,
 }
 
 impl Drop for ServiceConnection {
     fn drop(&mut self) {
+        if let Some(state) = self.polled.current() {
+            state.leave();
+        }
         let Ok(mut state) = self.shared.lock() else {
             return;
         };
@@ -261,6 +279,25 @@ impl<H: ConnectionHalf> StreamHalf<H> {
         if let Some(done) = act(half)? {
             return Ok(done);
         }
+        if let Some(poller) = self.connection.polled.current() {
+            if half.is_withheld() {
+                // The bytes to read, or the ring to write, may lie in a slab that is still in the session's socket.
+                let mut state = shared.lock()?;
+                shared.exchange_now(&mut state)?;
+                half.refresh(state.session.slabs());
+                drop(state);
+                if let Some(done) = act(half)? {
+                    return Ok(done);
+                }
+            }
+            if shared.is_hung_up() {
+                return act(half)?.ok_or(ServiceError::DaemonGone);
+            }
+            if let Some(seen) = half.room() {
+                poller.block(seen);
+            }
+            return Err(ServiceError::WouldBlock);
+        }
         if let Some(watch) = self.watch.as_mut().filter(|watch| !watch.is_hung_up()) {
             let mut polled = FdWait {
                 shared,
@@ -306,7 +343,7 @@ impl<H: ConnectionHalf> StreamHalf<H> {
             if let LookFor::Sleep(state, by) = look {
                 half.refresh(state.session.slabs());
                 match by {
-                    WakeBy::Message => on.event_count.arm(false),
+                    WakeBy::Message | WakeBy::Set => on.event_count.arm(false),
                     WakeBy::Word => on.event_count.arm_to_sleep(),
                 }
             }

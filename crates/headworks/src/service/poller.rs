@@ -1,0 +1,812 @@
+//! Readiness of many connections without a system call for each: [`Poller`].
+
+use std::collections::HashMap;
+use std::fmt;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use headworks_client::connection::ConnectionShared;
+use headworks_client::control_block::{Arrived, Room};
+use headworks_client::{ControlBlock, WakeSet};
+use headworks_net::waiting::PollHistory;
+use headworks_net::{WaitPhase, Waiter, WakeReason, clock};
+use headworks_shm::fence_after_arms;
+use headworks_verbs::Instant;
+use rustix::event::{EventfdFlags, PollFd, PollFlags, epoll, eventfd};
+use slab::Slab;
+
+use super::shared_session::SharedSession;
+use super::{Listener, Service, ServiceError, Stream, system};
+
+/// Calls of [`Poller::wait`] that found something without a system call, after which one looks at the session's socket.
+const SOCKET_EVERY: u32 = 64;
+
+/// The directions of a stream that a [`Poller`] reports.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Interest {
+    /// Whether it reports that there is something to receive.
+    pub receive: bool,
+    /// Whether it reports that there is room for what is sent.
+    pub send: bool,
+    /// Whether it reports only news ([`Interest::edge_triggered`]).
+    pub is_edge_triggered: bool,
+}
+
+impl Interest {
+    /// Something to receive.
+    pub const RECEIVE: Self = Self {
+        receive: true,
+        send: false,
+        is_edge_triggered: false,
+    };
+    /// Room for what is sent.
+    pub const SEND: Self = Self {
+        receive: false,
+        send: true,
+        is_edge_triggered: false,
+    };
+    /// Both.
+    pub const BOTH: Self = Self {
+        receive: true,
+        send: true,
+        is_edge_triggered: false,
+    };
+    /// Neither. The stream stays in the poller; only its reset is reported.
+    pub const NONE: Self = Self {
+        receive: false,
+        send: false,
+        is_edge_triggered: false,
+    };
+
+    /// The same directions, of which only news are reported, as with EPOLLET: bytes that arrived since the last report,
+    /// and room that was made after a call had failed for lack of it.
+    #[must_use]
+    pub const fn edge_triggered(mut self) -> Self {
+        self.is_edge_triggered = true;
+        self
+    }
+}
+
+/// A report of a [`Poller`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct PollEvent {
+    /// The key that the stream or listener was added with.
+    pub key: u64,
+    /// Whether there is something to receive, the end of the stream included, or a connection to accept.
+    pub is_readable: bool,
+    /// Whether there is room for what is sent.
+    pub is_writable: bool,
+    /// Whether the connection was reset, or the daemon is gone. The calls of the stream or listener tell the reason.
+    pub is_hung_up: bool,
+}
+
+/// Reports which of many streams and listeners of one session are ready. While there is something ready, a call makes no
+/// system call, and takes time only for what is ready. A program with thousands of connections uses this in place of
+/// [`Stream::readiness`] and epoll(7).
+///
+/// ```no_run
+/// use headworks::service::{Interest, Poller, Service, ServiceError};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let service = Service::open("echo")?;
+/// let listener = service.listen(7000, 64)?;
+/// let mut poller = Poller::new(&service)?;
+/// poller.add_listener(&listener, 0)?;
+/// let mut streams = slab::Slab::new();
+/// let mut events = Vec::new();
+/// loop {
+///     poller.wait(&mut events, None)?;
+///     for event in &events {
+///         if event.key == 0 {
+///             while let Some(mut stream) = listener.try_accept()? {
+///                 let place = streams.vacant_entry();
+///                 poller.add(&mut stream, 1 + place.key() as u64, Interest::RECEIVE)?;
+///                 place.insert(stream);
+///             }
+///             continue;
+///         }
+///         let place = event.key as usize - 1;
+///         let mut bytes = [0; 4096];
+///         match streams[place].recv(&mut bytes) {
+///             Ok(0) => drop(streams.remove(place)),
+///             Ok(len) => drop(streams[place].send(&bytes[..len])?),
+///             Err(ServiceError::WouldBlock) => {}
+///             Err(_) => drop(streams.remove(place)),
+///         }
+///     }
+/// }
+/// # }
+/// ```
+///
+/// # What is reported
+///
+/// As with epoll(7), a stream is *level-triggered* unless its [`Interest`] says otherwise: it is reported in every call
+/// while there is something to receive, and while there is room. A program that does not want to receive for a while
+/// takes that direction out of the interest. A report may be spurious: the call then fails with
+/// [`ServiceError::WouldBlock`].
+///
+/// A call that receives fewer bytes than its buffer holds has received everything, so no second call is needed to find
+/// that out. Everything that arrives later is reported.
+///
+/// # Streams in a poller
+///
+/// The calls of a stream in a poller never wait, whatever [`Stream::set_nonblocking`] says: they fail with
+/// [`ServiceError::WouldBlock`], and they make no system call to find that out. A stream that is dropped leaves its
+/// poller. A stream is in one poller at a time.
+///
+/// # Sleeping elsewhere
+///
+/// [`AsFd`] returns a descriptor for poll(2) and epoll(7): it becomes readable when a [`wait`](Self::wait) with a timeout
+/// of zero would report something, after the last such wait reported nothing.
+pub struct Poller {
+    shared: Arc<SharedSession>,
+    /// The session's socket and the waker.
+    epoll: Arc<OwnedFd>,
+    waker: Arc<PollerWaker>,
+    streams: Slab<PolledStream>,
+    /// Places in `streams`, by the ready set and the handle.
+    by_handle: HashMap<(usize, u32), usize>,
+    /// The ready sets of all streams that were ever added.
+    sets: Vec<WakeSet>,
+    /// Streams that may be ready: they are not armed. `is_unsettled` of each tells that it is here.
+    unsettled: Vec<usize>,
+    /// Streams that were armed, and are looked at once more: a buffer.
+    armed: Vec<usize>,
+    listeners: Vec<PolledListener>,
+    /// Packets of the session that were handled when the listeners were looked at.
+    packets_seen: u64,
+    are_sets_armed: bool,
+    is_gone: bool,
+    waiter: Waiter,
+    history: PollHistory,
+    /// Calls that found something since the session's socket was looked at.
+    calls: u32,
+}
+
+struct PolledStream {
+    key: u64,
+    interest: Interest,
+    state: Arc<PollState>,
+    block: ControlBlock,
+    set: usize,
+    handle: u32,
+    is_unsettled: bool,
+    /// What was last reported as readable.
+    reported: Option<Arrived>,
+    /// Whether room was reported since the interest was set, or since a call failed for lack of it.
+    is_room_reported: bool,
+}
+
+struct PolledListener {
+    number: u32,
+    key: u64,
+}
+
+/// What a stream's calls tell the poller that it is in.
+#[derive(Debug, Default)]
+pub(super) struct PollState {
+    /// Whether the stream is in the poller still.
+    is_active: AtomicBool,
+    /// Whether a call found no room, and what it saw of the room.
+    is_blocked: AtomicBool,
+    freed: AtomicU64,
+    ring: AtomicU64,
+}
+
+impl PollState {
+    fn is_active(&self) -> bool {
+        self.is_active.load(Ordering::Relaxed)
+    }
+
+    /// Takes the stream out of its poller, which notices that at its next look.
+    pub(super) fn leave(&self) {
+        self.is_active.store(false, Ordering::Release);
+    }
+
+    /// Records that a call found no room.
+    pub(super) fn block(&self, seen: Room) {
+        self.freed.store(seen.freed, Ordering::Relaxed);
+        self.ring.store(seen.ring, Ordering::Relaxed);
+        self.is_blocked.store(true, Ordering::Release);
+    }
+
+    /// What the last call that found no room saw, if no call found room since.
+    fn blocked(&self) -> Option<Room> {
+        self.is_blocked.load(Ordering::Acquire).then(|| Room {
+            freed: self.freed.load(Ordering::Relaxed),
+            ring: self.ring.load(Ordering::Relaxed),
+        })
+    }
+}
+
+/// Wakes a [`Poller`] from another thread. Clones wake the same poller.
+#[derive(Clone, Debug)]
+pub struct PollWaker(Arc<PollerWaker>);
+
+impl PollWaker {
+    /// Ends the poller's current wait, or the next one, without a report.
+    pub fn wake(&self) {
+        self.0.is_asked.store(true, Ordering::Release);
+        self.0.wake();
+    }
+}
+
+/// The descriptor by which a poller is woken.
+#[derive(Debug)]
+pub(super) struct PollerWaker {
+    fd: OwnedFd,
+    /// Whether the poller sleeps, or is about to.
+    is_asleep: AtomicBool,
+    /// Whether a [`PollWaker`] asks for the end of the wait.
+    is_asked: AtomicBool,
+    /// Whether the descriptor is, or is about to be, readable.
+    is_rung: AtomicBool,
+}
+
+impl PollerWaker {
+    fn new() -> Result<Self, ServiceError> {
+        let fd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
+        Ok(Self {
+            fd: fd.map_err(|errno| system("eventfd")(errno.into()))?,
+            is_asleep: AtomicBool::new(false),
+            is_asked: AtomicBool::new(false),
+            is_rung: AtomicBool::new(false),
+        })
+    }
+
+    fn wake(&self) {
+        self.is_rung.store(true, Ordering::Release);
+        // It fails only at the eventfd's limit, and then the poller is woken already.
+        let _ = rustix::io::write(&self.fd, &1u64.to_ne_bytes());
+    }
+
+    /// Wakes the poller if it sleeps: another thread has handled packets of the session.
+    pub(super) fn wake_if_asleep(&self) {
+        // Pairs with the fence in `fall_asleep`.
+        fence(Ordering::SeqCst);
+        if self.is_asleep.load(Ordering::Relaxed) {
+            self.wake();
+        }
+    }
+
+    fn fall_asleep(&self) {
+        self.is_asleep.store(true, Ordering::Relaxed);
+        // Pairs with the fence in `wake_if_asleep`.
+        fence(Ordering::SeqCst);
+    }
+
+    fn wake_up(&self) {
+        self.is_asleep.store(false, Ordering::Relaxed);
+        if self.is_rung.swap(false, Ordering::Acquire) {
+            let _ = rustix::io::read(&self.fd, &mut [0; 8]);
+        }
+    }
+
+    fn is_asked(&self) -> bool {
+        self.is_asked.load(Ordering::Acquire)
+    }
+}
+
+impl fmt::Debug for Poller {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Poller")
+            .field("streams", &self.streams.len())
+            .field("listeners", &self.listeners.len())
+            .finish_non_exhaustive()
+    }
+}
+
+impl AsFd for Poller {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.epoll.as_fd()
+    }
+}
+
+impl Poller {
+    /// Makes a poller for streams and listeners of the service's current session.
+    ///
+    /// # Errors
+    ///
+    /// [`ServiceError::NoDaemon`], [`ServiceError::DaemonGone`], [`ServiceError::System`].
+    pub fn new(service: &Service) -> Result<Self, ServiceError> {
+        let shared = service.0.session(None)?;
+        let waker = Arc::new(PollerWaker::new()?);
+        let watch = |errno: rustix::io::Errno| system("epoll")(errno.into());
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(watch)?;
+        for fd in [shared.socket_fd(), waker.fd.as_fd()] {
+            let data = epoll::EventData::new_u64(0);
+            epoll::add(&epoll, fd, data, epoll::EventFlags::IN).map_err(watch)?;
+        }
+        shared.lock()?.pollers.push(Arc::downgrade(&waker));
+        Ok(Self {
+            shared,
+            epoll: Arc::new(epoll),
+            waker,
+            streams: Slab::new(),
+            by_handle: HashMap::new(),
+            sets: Vec::new(),
+            unsettled: Vec::new(),
+            armed: Vec::new(),
+            listeners: Vec::new(),
+            packets_seen: 0,
+            are_sets_armed: false,
+            is_gone: false,
+            waiter: Waiter::default(),
+            history: PollHistory::default(),
+            calls: 0,
+        })
+    }
+
+    /// Returns a handle by which other threads end a wait.
+    pub fn waker(&self) -> PollWaker {
+        PollWaker(self.waker.clone())
+    }
+
+    /// Adds a stream, whose reports carry `key`. All of its handles are concerned.
+    ///
+    /// # Errors
+    ///
+    /// [`ServiceError::OtherSession`]. [`ServiceError::InPoller`]: the stream is in a poller already.
+    /// [`ServiceError::Busy`]: a call of another handle is in progress. [`ServiceError::Contract`]: the daemon is of an
+    /// older version, which serves no pollers. [`ServiceError::Forked`].
+    pub fn add(
+        &mut self,
+        stream: &mut Stream,
+        key: u64,
+        interest: Interest,
+    ) -> Result<(), ServiceError> {
+        self.shared.check()?;
+        self.check_session(stream.shared())?;
+        let known = stream.known()?;
+        let set = self.set_of(&known)?;
+        let state = stream.connection().polled.enter();
+        let state = state.ok_or(ServiceError::InPoller)?;
+        let handle = known.handle();
+        let place = self.streams.insert(PolledStream {
+            key,
+            interest,
+            state,
+            block: known.block().clone(),
+            set,
+            handle,
+            is_unsettled: true,
+            reported: None,
+            is_room_reported: false,
+        });
+        self.unsettled.push(place);
+        if let Some(before) = self.by_handle.insert((set, handle), place) {
+            // A stream that was dropped; its number was given to this one.
+            self.forget(before);
+        }
+        Ok(())
+    }
+
+    /// Changes the interest in a stream.
+    ///
+    /// # Errors
+    ///
+    /// [`ServiceError::NotInPoller`].
+    pub fn modify(&mut self, stream: &mut Stream, interest: Interest) -> Result<(), ServiceError> {
+        let place = self.place_of(stream)?;
+        let polled = &mut self.streams[place];
+        polled.interest = interest;
+        polled.forget_reports();
+        self.unsettle(place);
+        Ok(())
+    }
+
+    /// Removes a stream. Its calls wait again, unless it is nonblocking.
+    ///
+    /// # Errors
+    ///
+    /// [`ServiceError::NotInPoller`].
+    pub fn remove(&mut self, stream: &mut Stream) -> Result<(), ServiceError> {
+        let place = self.place_of(stream)?;
+        let polled = &self.streams[place];
+        polled.state.leave();
+        polled.block.event_count().disarm();
+        polled.block.room_event_count().disarm();
+        self.by_handle.remove(&(polled.set, polled.handle));
+        self.forget(place);
+        Ok(())
+    }
+
+    /// Adds a listener, whose reports carry `key`. Accept with [`Listener::try_accept`].
+    ///
+    /// # Errors
+    ///
+    /// [`ServiceError::OtherSession`].
+    pub fn add_listener(&mut self, listener: &Listener, key: u64) -> Result<(), ServiceError> {
+        self.check_session(listener.shared())?;
+        let number = listener.number();
+        self.listeners.retain(|one| one.number != number);
+        self.listeners.push(PolledListener { number, key });
+        // A connection may wait already.
+        self.packets_seen = u64::MAX;
+        Ok(())
+    }
+
+    /// Removes a listener.
+    pub fn remove_listener(&mut self, listener: &Listener) {
+        let number = listener.number();
+        self.listeners.retain(|one| one.number != number);
+    }
+
+    /// Waits until something is ready, no longer than `timeout`, and puts the reports into `events`, which is cleared
+    /// before. There are none if the time is over, or if a [`PollWaker`] ended the wait.
+    ///
+    /// # Errors
+    ///
+    /// [`ServiceError::System`], [`ServiceError::Contract`], [`ServiceError::Forked`]. That the daemon is gone is no error
+    /// of this call: it is reported for each stream and listener.
+    pub fn wait(
+        &mut self,
+        events: &mut Vec<PollEvent>,
+        timeout: Option<std::time::Duration>,
+    ) -> Result<(), ServiceError> {
+        self.shared.check()?;
+        events.clear();
+        self.wake_up();
+        if self.collect(events) {
+            self.calls += 1;
+            if self.listeners_have_news() || self.calls >= SOCKET_EVERY {
+                // The session's socket: connections to accept, memory that the daemon hands over, and the daemon's end.
+                self.calls = 0;
+                self.exchange()?;
+                self.collect_listeners(events)?;
+            }
+            return Ok(());
+        }
+        self.calls = 0;
+        if timeout == Some(std::time::Duration::ZERO) || self.listeners_have_news() {
+            self.fall_asleep(events)?;
+            if !events.is_empty() || timeout == Some(std::time::Duration::ZERO) {
+                self.waker.is_asked.store(false, Ordering::Relaxed);
+                return Ok(());
+            }
+            self.wake_up();
+        }
+        let deadline = timeout.map(|timeout| clock::now() + timeout);
+        self.wait_by(events, deadline)
+    }
+
+    fn wait_by(
+        &mut self,
+        events: &mut Vec<PollEvent>,
+        deadline: Option<Instant>,
+    ) -> Result<(), ServiceError> {
+        let (began, polls) = (clock::now(), self.history.polls());
+        let mut waiter = match polls {
+            true => self.waiter,
+            false => Waiter::new(headworks_verbs::Duration::ZERO, Default::default()),
+        };
+        let epoll = self.epoll.clone();
+        let mut fds = [PollFd::new(&*epoll, PollFlags::IN)];
+        let ended = loop {
+            let mut failed = None;
+            let mut look = |phase| match phase {
+                WaitPhase::Poll => self.collect(events) || self.waker.is_asked(),
+                WaitPhase::Arm => {
+                    self.fall_asleep(events)
+                        .map_err(|error| failed = Some(error))
+                        .is_err()
+                        || !events.is_empty()
+                        || self.waker.is_asked()
+                }
+            };
+            let woken = waiter.wait_polling(&mut fds, deadline, &mut look);
+            if let Some(error) = failed {
+                break Err(error);
+            }
+            match woken.map_err(system("waiting")) {
+                Err(error) => break Err(error),
+                Ok(WakeReason::Ready | WakeReason::Deadline) => break Ok(()),
+                Ok(WakeReason::Fd) => {}
+            }
+            self.wake_up();
+            if let Err(error) = self
+                .exchange()
+                .and_then(|()| self.collect_listeners(events))
+            {
+                break Err(error);
+            }
+            self.collect(events);
+            if !events.is_empty() || self.waker.is_asked() {
+                break Ok(());
+            }
+        };
+        self.wake_up();
+        self.waker.is_asked.store(false, Ordering::Relaxed);
+        self.waiter = waiter;
+        self.history.ended(polls, clock::now().since(began));
+        ended
+    }
+
+    /// Arms everything that makes the descriptor readable, and looks once more.
+    fn fall_asleep(&mut self, events: &mut Vec<PollEvent>) -> Result<(), ServiceError> {
+        self.are_sets_armed = true;
+        self.waker.fall_asleep();
+        self.sets
+            .iter()
+            .for_each(|set| set.event_count().arm(false));
+        self.exchange()?;
+        self.collect_listeners(events)?;
+        self.collect(events);
+        Ok(())
+    }
+
+    /// Disarms what `fall_asleep` armed.
+    fn wake_up(&mut self) {
+        if std::mem::take(&mut self.are_sets_armed) {
+            self.sets.iter().for_each(|set| set.event_count().disarm());
+            self.waker.wake_up();
+        }
+    }
+
+    /// Handles the packets of the session. All streams have news if the daemon is gone.
+    fn exchange(&mut self) -> Result<(), ServiceError> {
+        let mut state = self.shared.lock()?;
+        let exchanged = self.shared.exchange_now(&mut state);
+        let is_gone = state.is_gone;
+        drop(state);
+        match exchanged {
+            Ok(()) | Err(ServiceError::DaemonGone | ServiceError::Refused(_)) => {}
+            Err(error) => return Err(error),
+        }
+        if is_gone && !std::mem::replace(&mut self.is_gone, true) {
+            // Level-triggered for good: a socket that is hung up cannot be slept on.
+            let _ = epoll::delete(&*self.epoll, self.shared.socket_fd());
+            let all: Vec<usize> = self.streams.iter().map(|(place, _)| place).collect();
+            for place in all {
+                self.streams[place].forget_reports();
+                self.unsettle(place);
+            }
+        }
+        Ok(())
+    }
+
+    fn listeners_have_news(&self) -> bool {
+        !self.listeners.is_empty() && self.shared.packets() != self.packets_seen
+    }
+
+    /// Reports the listeners that have a connection to accept.
+    fn collect_listeners(&mut self, events: &mut Vec<PollEvent>) -> Result<(), ServiceError> {
+        if self.listeners.is_empty() {
+            return Ok(());
+        }
+        self.packets_seen = self.shared.packets();
+        let state = self.shared.lock()?;
+        for listener in &self.listeners {
+            let waiting = state.incoming.get(&listener.number);
+            let has_some = waiting.is_some_and(|waiting| !waiting.is_empty());
+            let is_told = events.iter().any(|event| event.key == listener.key);
+            if (has_some || self.is_gone) && !is_told {
+                events.push(PollEvent {
+                    key: listener.key,
+                    is_readable: true,
+                    is_writable: false,
+                    is_hung_up: self.is_gone,
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// Reports the streams that are ready, and arms the others of those that were ready before. Returns whether there are
+    /// reports.
+    fn collect(&mut self, events: &mut Vec<PollEvent>) -> bool {
+        self.take_sets();
+        let unsettled = std::mem::take(&mut self.unsettled);
+        self.armed.clear();
+        for &place in &unsettled {
+            let Some(polled) = self.streams.get_mut(place) else {
+                continue;
+            };
+            polled.is_unsettled = false;
+            if !polled.state.is_active() {
+                self.by_handle.remove(&(polled.set, polled.handle));
+                self.streams.remove(place);
+                continue;
+            }
+            match polled.report(self.is_gone) {
+                Some(event) => {
+                    events.push(event);
+                    polled.is_unsettled = true;
+                }
+                None => {
+                    polled.arm();
+                    self.armed.push(place);
+                }
+            }
+        }
+        self.unsettled = unsettled;
+        if !self.armed.is_empty() {
+            fence_after_arms();
+            for &place in &self.armed {
+                let polled = &mut self.streams[place];
+                if let Some(event) = polled.report(self.is_gone) {
+                    events.push(event);
+                    polled.is_unsettled = true;
+                }
+            }
+        }
+        let streams = &self.streams;
+        let is_unsettled = |place: &usize| streams.get(*place).is_some_and(|one| one.is_unsettled);
+        self.unsettled.retain(is_unsettled);
+        !events.is_empty()
+    }
+
+    /// Takes the streams that have news out of the ready sets.
+    fn take_sets(&mut self) {
+        let (streams, unsettled) = (&mut self.streams, &mut self.unsettled);
+        for (at, set) in self.sets.iter().enumerate() {
+            set.drain(|handle| {
+                let place = self.by_handle.get(&(at, handle));
+                let place = place.filter(|place| streams.contains(**place));
+                if let Some(place) = place
+                    && !std::mem::replace(&mut streams[*place].is_unsettled, true)
+                {
+                    unsettled.push(*place);
+                }
+            });
+        }
+    }
+
+    fn unsettle(&mut self, place: usize) {
+        if !std::mem::replace(&mut self.streams[place].is_unsettled, true) {
+            self.unsettled.push(place);
+        }
+    }
+
+    fn forget(&mut self, place: usize) {
+        // Its place may be used again at once.
+        self.unsettled.retain(|one| *one != place);
+        self.streams.try_remove(place);
+    }
+
+    fn check_session(&self, of: &Arc<SharedSession>) -> Result<(), ServiceError> {
+        match Arc::ptr_eq(of, &self.shared) {
+            true => Ok(()),
+            false => Err(ServiceError::OtherSession),
+        }
+    }
+
+    fn place_of(&self, stream: &mut Stream) -> Result<usize, ServiceError> {
+        self.shared.check()?;
+        let state = stream.connection().polled.current();
+        let state = state.ok_or(ServiceError::NotInPoller)?;
+        let handle = stream.handle();
+        let places = (0..self.sets.len()).filter_map(|set| self.by_handle.get(&(set, handle)));
+        let mut its = places.filter(|place| {
+            let own = self.streams.get(**place);
+            own.is_some_and(|own| Arc::ptr_eq(&own.state, &state))
+        });
+        its.next().copied().ok_or(ServiceError::NotInPoller)
+    }
+
+    fn find_set(&self, set: &WakeSet) -> Option<usize> {
+        // A ready set is where its event count is.
+        let is_same = |one: &WakeSet| std::ptr::eq(one.event_count(), set.event_count());
+        self.sets.iter().position(is_same)
+    }
+
+    fn set_of(&mut self, known: &ConnectionShared) -> Result<usize, ServiceError> {
+        let old =
+            headworks_client::ContractError::Message("the daemon serves no pollers: update it");
+        let set = known.ready().ok_or(old)?;
+        Ok(match self.find_set(set) {
+            Some(at) => at,
+            None => {
+                self.sets.push(set.clone());
+                if self.are_sets_armed {
+                    set.event_count().arm(false);
+                }
+                self.sets.len() - 1
+            }
+        })
+    }
+}
+
+impl Drop for Poller {
+    fn drop(&mut self) {
+        for (_, polled) in &self.streams {
+            polled.state.leave();
+        }
+        self.wake_up();
+        if let Ok(mut state) = self.shared.lock() {
+            let own = Arc::downgrade(&self.waker);
+            state.pollers.retain(|one| !one.ptr_eq(&own));
+        }
+    }
+}
+
+impl PolledStream {
+    /// Returns what is to be reported now.
+    fn report(&mut self, is_gone: bool) -> Option<PollEvent> {
+        let arrived = self.block.arrived();
+        let is_over = is_gone || arrived.status.reset.is_some();
+        let is_readable = self.interest.receive && {
+            let has_some = arrived.tail != self.block.consumed() || arrived.status.is_ended;
+            let is_news = !self.interest.is_edge_triggered || self.reported != Some(arrived);
+            (has_some || is_over) && is_news
+        };
+        let is_writable = self.interest.send && {
+            let has_room = is_over || self.has_room();
+            has_room && !(self.interest.is_edge_triggered && self.is_room_reported)
+        };
+        let is_news = !self.interest.is_edge_triggered || self.reported != Some(arrived);
+        let is_hung_up = is_over && is_news;
+        if !(is_readable || is_writable || is_hung_up) {
+            return None;
+        }
+        self.reported = Some(arrived);
+        self.is_room_reported |= is_writable;
+        Some(PollEvent {
+            key: self.key,
+            is_readable,
+            is_writable,
+            is_hung_up: is_over,
+        })
+    }
+
+    /// Has everything reported again.
+    fn forget_reports(&mut self) {
+        self.reported = None;
+        self.is_room_reported = false;
+    }
+
+    /// Whether there is room, as far as the stream's calls have not found otherwise.
+    fn has_room(&mut self) -> bool {
+        let Some(seen) = self.state.blocked() else {
+            return true;
+        };
+        if self.block.room() == seen {
+            // The next room is news.
+            self.is_room_reported = false;
+            return false;
+        }
+        self.state.is_blocked.store(false, Ordering::Relaxed);
+        true
+    }
+
+    /// Arms the event counts, so that the daemon inserts the stream into the ready set.
+    fn arm(&self) {
+        // The status is reported with what arrives, so it is armed in any case.
+        self.block.event_count().arm_in_set();
+        if self.interest.send {
+            self.block.room_event_count().arm_in_set();
+        }
+    }
+}
+
+/// The poller that a stream is in, if it is in one.
+#[derive(Debug, Default)]
+pub(super) struct Polled {
+    was_ever: AtomicBool,
+    state: Mutex<Option<Arc<PollState>>>,
+}
+
+impl Polled {
+    /// Returns the state to share with a poller that the stream enters; `None` if it is in one.
+    fn enter(&self) -> Option<Arc<PollState>> {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        if state.as_ref().is_some_and(|state| state.is_active()) {
+            return None;
+        }
+        let new = Arc::new(PollState::default());
+        new.is_active.store(true, Ordering::Relaxed);
+        *state = Some(new.clone());
+        self.was_ever.store(true, Ordering::Release);
+        Some(new)
+    }
+
+    /// Returns what the stream shares with the poller that it is in.
+    pub(super) fn current(&self) -> Option<Arc<PollState>> {
+        if !self.was_ever.load(Ordering::Acquire) {
+            return None;
+        }
+        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.clone().filter(|state| state.is_active())
+    }
+}
