@@ -252,7 +252,7 @@ fn tell(socket: &PacketSocket, slab: &View, thread: usize, round: u64) {
     match event_count.notify_waiter() {
         None => {}
         Some(WakeBy::Word) => event_count.wake(),
-        Some(WakeBy::Message) => say(socket, &Reply::Rang { handle }),
+        Some(WakeBy::Message | WakeBy::Set) => say(socket, &Reply::Rang { handle }),
     }
 }
 
@@ -309,7 +309,7 @@ fn every_thread_is_woken_for_its_own_connection_and_by_the_end_of_the_daemon() {
                 shared.wait_on(&on, &mut history, None, |look| {
                     match look {
                         LookFor::Sleep(_, WakeBy::Word) => event_count.arm_to_sleep(),
-                        LookFor::Sleep(_, WakeBy::Message) => event_count.arm(false),
+                        LookFor::Sleep(_, WakeBy::Message | WakeBy::Set) => event_count.arm(false),
                         LookFor::Poll => {}
                     }
                     Ok((news.load(Ordering::Acquire) == round).then_some(()))
