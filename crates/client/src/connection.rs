@@ -5,9 +5,13 @@
 
 use std::net::SocketAddr;
 use std::ops::Deref;
+use std::sync::Arc;
 
-use crate::control_block::{ControlBlock, Room, Status, Transfer};
+use headworks_shm::View;
+
+use crate::control_block::{Arrived, ControlBlock, Reset, Room, Status, Transfer};
 use crate::descriptors::KeptDescriptor;
+use crate::direct::{self, DirectReceiver, DirectSender, DirectShared, Pair};
 use crate::doorbell::Doorbell;
 use crate::egress::{EgressWriter, LendTicket};
 use crate::error::ContractError;
@@ -37,7 +41,11 @@ impl Connection {
         slabs: Slabs,
         doorbell: Doorbell,
         block: &ControlBlock,
+        pair: Option<&Pair>,
     ) -> Result<Self, ContractError> {
+        let direct = end.direct.as_ref().zip(pair);
+        let direct = direct.map(|(direct, pair)| direct::connect(direct, pair));
+        let (direct_sender, direct_receiver) = direct.transpose()?.unzip();
         let egress = EgressWriter::new(&slabs, block)?;
         let ingress = IngressReader::new(&slabs, block)?;
         let known = ConnectionShared {
@@ -47,13 +55,21 @@ impl Connection {
             slabs,
             doorbell,
             block: block.clone(),
+            direct: direct_receiver
+                .as_ref()
+                .map(|one| Arc::new(one.shared.clone())),
         };
         Ok(Self {
             sending: SendHalf {
                 known: known.clone(),
                 egress,
+                direct: direct_sender.map(Box::new),
             },
-            receiving: ReceiveHalf { known, ingress },
+            receiving: ReceiveHalf {
+                known,
+                ingress,
+                direct: direct_receiver.map(Box::new),
+            },
         })
     }
 
@@ -81,6 +97,7 @@ pub struct ConnectionShared {
     slabs: Slabs,
     doorbell: Doorbell,
     block: ControlBlock,
+    direct: Option<Arc<DirectShared>>,
 }
 
 impl ConnectionShared {
@@ -104,9 +121,47 @@ impl ConnectionShared {
         &self.block
     }
 
-    /// Status of the connection, as the daemon published it.
+    /// Status of the connection.
     pub fn status(&self) -> Status {
-        self.block.status()
+        let told = self.block.status();
+        match &self.direct {
+            Some(direct) => direct.status(told),
+            None => told,
+        }
+    }
+
+    /// The direct path of the connection, if it has one.
+    pub fn direct(&self) -> Option<&Arc<DirectShared>> {
+        self.direct.as_ref()
+    }
+
+    /// What has arrived, for a poller.
+    pub fn arrived(&self) -> Arrived {
+        // The status first: the end is published after the last byte.
+        let status = self.status();
+        let of = |block: &ControlBlock| (block.arrived(), block.consumed());
+        let (mut bytes, consumed) = of(&self.block);
+        let mut is_some = bytes != consumed;
+        if let Some(direct) = &self.direct {
+            let (direct, consumed) = of(direct.incoming());
+            is_some |= direct != consumed;
+            bytes = bytes.wrapping_add(direct);
+        }
+        Arrived {
+            bytes,
+            is_some,
+            status,
+        }
+    }
+
+    /// The room for what is sent, for a poller. It compares with [`SendHalf::room`].
+    pub fn room_now(&self) -> Room {
+        let mut room = self.block.room();
+        if let Some(direct) = &self.direct {
+            room.direct = direct.outgoing().consumed();
+            room.direct_ring = self.block.offered_ring().0;
+        }
+        room
     }
 
     /// The slabs that this direction can access.
@@ -169,15 +224,23 @@ pub enum Wake {
     No,
     /// The daemon sleeps: the caller must wake it.
     Needed,
+    /// On the direct path: a thread of the peer sleeps on
+    /// [`DirectShared::event_count_of_peer`], and the caller must wake it.
+    PeerThread {
+        /// Whether it waits for room.
+        of_room: bool,
+    },
+    /// On the direct path: a thread of the peer sleeps on the socket of the pair, and the caller must wake it.
+    PeerSocket,
 }
 
 impl Wake {
-    /// Whether the daemon must be woken for this or for `other`.
+    /// Who must be woken for this or for `other`, of which one is [`Wake::No`] or both are equal.
     #[must_use]
     pub fn or(self, other: Self) -> Self {
         match self {
-            Self::Needed => Self::Needed,
             Self::No => other,
+            some => some,
         }
     }
 }
@@ -211,6 +274,7 @@ direction!(ReceiveHalf);
 pub struct SendHalf {
     known: ConnectionShared,
     egress: EgressWriter,
+    direct: Option<Box<DirectSender>>,
 }
 
 impl SendHalf {
@@ -222,7 +286,82 @@ impl SendHalf {
 
     /// What the latest call that found no room saw of the room: for a poller.
     pub fn room(&self) -> Room {
-        self.egress.room_seen()
+        let mut room = self.egress.room_seen();
+        if let Some(direct) = &self.direct {
+            (room.direct, room.direct_ring) = direct.room_seen();
+        }
+        room
+    }
+
+    /// Status of the connection, as it concerns what is sent.
+    pub fn status(&self) -> Status {
+        let mut status = self.known.status();
+        if let (Some(direct), Some(shared)) = (&self.direct, &self.known.direct) {
+            if direct.was_diverted() {
+                status.reset = status.reset.or(self.known.block.status().reset);
+            }
+            if shared.is_closed_by_peer() {
+                status.reset = status.reset.or(Some(Reset::ByPeer));
+            }
+        }
+        status
+    }
+
+    /// Has everything from now on go through the daemons, until the peer has received it. Without an effect on a
+    /// connection that has no direct path. For what must not be overtaken by later bytes.
+    pub fn divert(&mut self) {
+        // Nothing follows the end of the stream.
+        if let Some(direct) = self.direct.as_mut().filter(|direct| !direct.is_ended()) {
+            direct.divert();
+        }
+    }
+
+    /// Whether the next bytes go through the daemons.
+    fn is_diverted(&mut self) -> Result<bool, ContractError> {
+        let egress = &mut self.egress;
+        match &mut self.direct {
+            Some(direct) => direct.is_diverted(|| egress.is_drained()),
+            None => Ok(true),
+        }
+    }
+
+    /// Whether what was sent last went through the daemons, so that without this one nothing is sent any more.
+    pub fn needs_daemon(&self) -> bool {
+        self.direct
+            .as_deref()
+            .is_none_or(DirectSender::was_diverted)
+    }
+
+    /// Counts bytes that go through the daemons.
+    fn count(&mut self, bytes: u64) {
+        if let Some(direct) = &mut self.direct {
+            direct.sent_there(bytes);
+        }
+    }
+
+    /// Sends on the direct path.
+    fn send_direct(&mut self, bytes: &[u8]) -> Result<(usize, Wake), ContractError> {
+        let Some(direct) = &mut self.direct else {
+            return Ok((0, Wake::No));
+        };
+        let block = &self.known.block;
+        let (written, wake) = direct.write(bytes)?;
+        if written > 0 || bytes.is_empty() || direct.is_ended() {
+            return Ok((written, wake));
+        }
+        // The ring is full: a longer one may help.
+        if let Some(left) = direct.left_ring()? {
+            block.leave_rings(left);
+        }
+        let (number, ring) = block.offered_ring();
+        if direct.take_ring(number, ring)? {
+            return direct.write(bytes);
+        }
+        let Some((number, len)) = direct.wants_ring(bytes.len()) else {
+            return Ok((0, Wake::No));
+        };
+        block.want_ring(number, len);
+        Ok((0, self.known.nudge()))
     }
 
     /// Copies as many bytes as there is room for, and returns their number.
@@ -231,11 +370,11 @@ impl SendHalf {
     ///
     /// [`ContractError`]: the daemon broke the contract.
     pub fn send(&mut self, bytes: &[u8]) -> Result<(usize, Wake), ContractError> {
-        let written = self.egress.write(&self.known.slabs, bytes)?;
-        Ok((written, self.nudge_if(written > 0)))
+        self.send_as(bytes, Transfer::Any)
     }
 
-    /// Like [`send`](Self::send), with a way to carry these bytes: see [`EgressWriter::write_as`].
+    /// Like [`send`](Self::send), with a way to carry these bytes: see [`EgressWriter::write_as`]. On the direct path there is
+    /// only one way.
     ///
     /// # Errors
     ///
@@ -245,7 +384,11 @@ impl SendHalf {
         bytes: &[u8],
         transfer: Transfer,
     ) -> Result<(usize, Wake), ContractError> {
+        if !self.is_diverted()? {
+            return self.send_direct(bytes);
+        }
         let written = self.egress.write_as(&self.known.slabs, bytes, transfer)?;
+        self.count(written as u64);
         Ok((written, self.nudge_if(written > 0)))
     }
 
@@ -259,7 +402,12 @@ impl SendHalf {
         extent: Extent,
         transfer: Transfer,
     ) -> Result<(Option<LendTicket>, Wake), ContractError> {
+        if self.is_ended() {
+            return Ok((None, Wake::No));
+        }
+        self.divert();
         let lent = self.egress.lend_as(&self.known.slabs, extent, transfer)?;
+        self.count(lent.map_or(0, |_| extent.len.into()));
         Ok((lent, self.nudge_if(lent.is_some())))
     }
 
@@ -269,8 +417,7 @@ impl SendHalf {
     ///
     /// [`ContractError`]: the daemon broke the contract.
     pub fn lend(&mut self, extent: Extent) -> Result<(Option<LendTicket>, Wake), ContractError> {
-        let lent = self.egress.lend(&self.known.slabs, extent)?;
-        Ok((lent, self.nudge_if(lent.is_some())))
+        self.lend_as(extent, Transfer::Any)
     }
 
     /// Sets how bytes are carried from now on.
@@ -303,6 +450,10 @@ impl SendHalf {
         &mut self,
         operation: &Operation,
     ) -> Result<(Option<LendTicket>, Wake), ContractError> {
+        if self.is_ended() {
+            return Ok((None, Wake::No));
+        }
+        self.divert();
         let asked = self.egress.operate(&self.known.slabs, operation)?;
         Ok((asked, self.nudge_if(asked.is_some())))
     }
@@ -314,6 +465,14 @@ impl SendHalf {
     ///
     /// [`ContractError`]: the daemon broke the contract.
     pub fn end(&mut self) -> Result<(bool, Wake), ContractError> {
+        if self.is_ended() {
+            return Ok((true, Wake::No));
+        }
+        if !self.is_diverted()?
+            && let Some(direct) = &mut self.direct
+        {
+            return Ok((true, direct.end()));
+        }
         let was_ended = self.egress.is_ended();
         let is_ended = self.egress.end(&self.known.slabs)?;
         Ok((is_ended, self.nudge_if(is_ended && !was_ended)))
@@ -321,7 +480,8 @@ impl SendHalf {
 
     /// Whether this side has ended its stream.
     pub fn is_ended(&self) -> bool {
-        self.egress.is_ended()
+        let is_ended = |direct: &DirectSender| direct.is_ended();
+        self.egress.is_ended() || self.direct.as_deref().is_some_and(is_ended)
     }
 }
 
@@ -342,6 +502,7 @@ pub enum Received {
 pub struct ReceiveHalf {
     known: ConnectionShared,
     ingress: IngressReader,
+    direct: Option<Box<DirectReceiver>>,
 }
 
 impl ReceiveHalf {
@@ -352,29 +513,61 @@ impl ReceiveHalf {
     ///
     /// [`ContractError`]: the daemon broke the contract.
     pub fn recv(&mut self, into: &mut [u8]) -> Result<(Received, Wake), ContractError> {
-        // Read the status before the last look for bytes: the daemon publishes the end after the last byte,
-        // so that no byte is missed.
-        let is_empty =
-            self.ingress.available(&self.known.slabs)? == 0 && !self.ingress.is_withheld();
-        let is_ended = is_empty && self.status().is_ended;
-        let read = self.ingress.read(&self.known.slabs, into)?;
-        let wake = self.tell();
-        let received = match read {
-            0 if into.is_empty() => Received::Bytes(0),
-            0 if is_ended => Received::Ended,
-            0 => Received::Nothing,
-            read => Received::Bytes(read),
+        if into.is_empty() {
+            return Ok((Received::Bytes(0), Wake::No));
+        }
+        let read = self.read(into)?;
+        if read > 0 {
+            return Ok((Received::Bytes(read), self.tell()));
+        }
+        // Read the status before the last look for bytes: the end is published after the last byte, so that no byte is
+        // missed.
+        let is_ended = !self.is_withheld() && self.status().is_ended;
+        match self.read(into)? {
+            0 if is_ended => Ok((Received::Ended, Wake::No)),
+            0 => Ok((Received::Nothing, Wake::No)),
+            read => Ok((Received::Bytes(read), self.tell())),
+        }
+    }
+
+    /// Copies the next bytes.
+    fn read(&mut self, into: &mut [u8]) -> Result<usize, ContractError> {
+        let slabs = &self.known.slabs;
+        if let Some(direct) = &mut self.direct {
+            direct.select(&mut self.ingress, slabs)?;
+            if !direct.is_there {
+                return direct.reader.read(&direct.memory, into);
+            }
+        }
+        self.ingress.read(slabs, into)
+    }
+
+    /// Whether the next bytes come on the direct path: they lie in memory that the peer may change at any time. If so, the
+    /// memory of the next contiguous bytes; empty if there are none.
+    ///
+    /// # Errors
+    ///
+    /// [`ContractError`]: the peer broke the contract.
+    pub fn peek_direct(&mut self) -> Result<Option<View>, ContractError> {
+        let Some(direct) = &mut self.direct else {
+            return Ok(None);
         };
-        Ok((received, wake))
+        direct.select(&mut self.ingress, &self.known.slabs)?;
+        if direct.is_there {
+            return Ok(None);
+        }
+        let extent = direct.reader.peek(&direct.memory)?;
+        direct.memory.view(extent).map(Some)
     }
 
     /// Whether bytes have arrived that cannot be read yet: they lie in a slab that the session has not received, or the
     /// daemon is moving them. The daemon has sent such a slab; the session must read its socket.
     pub fn is_withheld(&self) -> bool {
-        self.ingress.is_withheld()
+        let is_withheld = |direct: &DirectReceiver| direct.reader.is_withheld();
+        self.ingress.is_withheld() || self.direct.as_deref().is_some_and(is_withheld)
     }
 
-    /// Memory of the next contiguous bytes; empty if there are none.
+    /// Memory of the next contiguous bytes that come through the daemons; empty if there are none.
     ///
     /// # Errors
     ///
@@ -385,7 +578,10 @@ impl ReceiveHalf {
 
     /// Consumes bytes that were peeked at.
     pub fn consume(&mut self, bytes: u64) -> Wake {
-        self.ingress.consume(bytes);
+        match &mut self.direct {
+            Some(direct) if !direct.is_there => direct.reader.consume(bytes),
+            _ => self.ingress.consume(bytes),
+        }
         self.tell()
     }
 
@@ -396,6 +592,12 @@ impl ReceiveHalf {
     ///
     /// [`ContractError`]: the daemon broke the contract.
     pub fn keep(&mut self) -> Result<(Option<(Extent, KeptMemory)>, Wake), ContractError> {
+        if let Some(direct) = &mut self.direct {
+            direct.select(&mut self.ingress, &self.known.slabs)?;
+            if !direct.is_there {
+                return Ok((None, Wake::No));
+            }
+        }
         let kept = self.ingress.keep(&self.known.slabs)?;
         let wake = self.tell();
         let kept = kept.map(|(extent, descriptor)| {
@@ -408,6 +610,14 @@ impl ReceiveHalf {
         Ok((kept, wake))
     }
 
+    /// Whether the next bytes come through the daemons, so that without this one none come.
+    pub fn needs_daemon(&self) -> bool {
+        self.known
+            .direct
+            .as_deref()
+            .is_none_or(|direct| direct.is_diverted())
+    }
+
     /// Whether no further bytes can arrive in the receive pool until the application releases what it keeps: see
     /// [`IngressReader::is_blocked`].
     pub fn is_blocked(&self) -> bool {
@@ -416,6 +626,12 @@ impl ReceiveHalf {
 
     /// Tells the daemon of consumed bytes, if that is due.
     fn tell(&mut self) -> Wake {
+        if let Some(direct) = &mut self.direct {
+            let wake = direct.consumed(self.ingress.consumed());
+            if !direct.is_there {
+                return wake;
+            }
+        }
         match self.ingress.notice() {
             ConsumeNotice::None => Wake::No,
             ConsumeNotice::Memory => self.known.nudge_for_memory(),

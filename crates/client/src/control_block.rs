@@ -4,6 +4,8 @@
 //! |---|---|---|
 //! | 0 | application | tail of the egress ring: total bytes of records written |
 //! | 8 | application | how it wants its bytes carried ([`Transfer`]) |
+//! | 16 | application | on the [direct path](crate::direct): the longer ring that it asks for |
+//! | 24 | application | on the direct path: number of the first ring that is in use |
 //! | 64 | daemon | head of the egress ring: total bytes of records that the daemon no longer needs |
 //! | 128 | daemon | tail of the ingress ring: total bytes of the stream that have arrived |
 //! | 136 | daemon | status: end of the stream, and the reason of a reset ([`Status`]) |
@@ -14,7 +16,10 @@
 //! | 264 | both | event count: armed by the application, notified by the daemon when there is room |
 //! | 320 | daemon | two entries of 24 bytes: the latest ingress ring and the one before |
 //! | 384 | daemon | two entries of 24 bytes: the latest egress ring and the one before |
+//! | 448 | daemon | on the direct path: number, length and offset of the latest ring |
 //! | 512 | both | [descriptors](crate::descriptors), 32 bytes each |
+//!
+//! The offsets 160 to 176 and 200 are used only in [blocks of the direct path](crate::direct).
 //!
 //! Words that only one side writes share no cache line with words that the other side writes often.
 
@@ -32,16 +37,23 @@ pub const BLOCK_BYTES: u32 = 1024;
 
 const EGRESS_TAIL: usize = 0;
 const TRANSFER: usize = 8;
+const RING_WANTED: usize = 16;
+const RING_LEFT: usize = 24;
 const EGRESS_HEAD: usize = 64;
 const INGRESS_TAIL: usize = 128;
 const STATUS: usize = 136;
 const INGRESS_RINGS: usize = 144;
 const EGRESS_RINGS: usize = 152;
+const DIVERSIONS: usize = 160;
+const RECEIVED: usize = 168;
+const CLOSED: usize = 176;
 const INGRESS_HEAD: usize = 192;
+const CONSUMED_THERE: usize = 200;
 const EVENT_COUNT: usize = 256;
 const ROOM_EVENT_COUNT: usize = 264;
 const INGRESS_RING_ENTRIES: usize = 320;
 const EGRESS_RING_ENTRIES: usize = 384;
+const DIRECT_RING: usize = 448;
 const DESCRIPTOR_TABLE: usize = 512;
 const _: () = assert!(DESCRIPTOR_TABLE + TABLE_BYTES == BLOCK_BYTES as usize);
 
@@ -126,27 +138,103 @@ impl ControlBlock {
         Descriptors::at(&self.view, DESCRIPTOR_TABLE)
     }
 
-    /// What has arrived, for an application's poller.
-    pub fn arrived(&self) -> Arrived {
-        // The status first: the daemon publishes the end after the last byte.
-        let status = self.status();
-        Arrived {
-            tail: self.tail(Direction::Ingress).observe(),
-            status,
-        }
+    /// Bytes of the stream that have arrived, as the writer says.
+    pub(crate) fn arrived(&self) -> u64 {
+        self.tail(Direction::Ingress).observe()
     }
 
-    /// Bytes of the stream that the application has consumed.
-    pub fn consumed(&self) -> u64 {
+    /// Bytes of the stream that the reader has consumed, as it says.
+    pub(crate) fn consumed(&self) -> u64 {
         self.head(Direction::Ingress).observe()
     }
 
-    /// The room that the daemon has made for what the application sends, for an application's poller.
-    pub fn room(&self) -> Room {
+    /// The room that the daemon has made for what the application sends.
+    pub(crate) fn room(&self) -> Room {
         Room {
             freed: self.head(Direction::Egress).observe(),
             ring: self.rings(Direction::Egress).load(Ordering::Acquire),
+            direct: 0,
+            direct_ring: 0,
         }
+    }
+
+    /// On the direct path: how often the sender changed between that path and the daemons.
+    pub(crate) fn diversions(&self) -> u64 {
+        self.word(DIVERSIONS).load(Ordering::Acquire)
+    }
+
+    /// For the sender: changes the path.
+    pub(crate) fn set_diversions(&self, diversions: u64) {
+        self.word(DIVERSIONS).store(diversions, Ordering::Release);
+    }
+
+    /// On the direct path: whether the sender has closed the connection.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.word(CLOSED).load(Ordering::Acquire) != 0
+    }
+
+    /// For the sender: closes the connection.
+    pub(crate) fn close(&self) {
+        self.word(CLOSED).store(1, Ordering::Release);
+    }
+
+    /// On the direct path: bytes that the receiver has received through the daemons.
+    pub(crate) fn consumed_there(&self) -> WordRef {
+        self.word(CONSUMED_THERE)
+    }
+
+    /// On the direct path: bytes that the sender has received in the other direction.
+    pub(crate) fn received(&self) -> WordRef {
+        self.word(RECEIVED)
+    }
+
+    /// For the daemon of the sender: bytes that it sent directly, and bytes that it received in any way. The applications
+    /// may have written any numbers.
+    pub fn direct_traffic(&self) -> (u64, u64) {
+        let sent = self.tail(Direction::Ingress).observe();
+        (sent, self.received().load(Ordering::Relaxed))
+    }
+
+    /// For the application: asks for ring `number` of the direct path, of `len` bytes.
+    pub(crate) fn want_ring(&self, number: u64, len: u32) {
+        let word = number << 32 | u64::from(len);
+        self.word(RING_WANTED).store(word, Ordering::Release);
+    }
+
+    /// For the daemon: the lower 32 bits of the number of the ring of the direct path that the application asks for, and its
+    /// length.
+    pub fn wanted_ring(&self) -> (u32, u32) {
+        let word = self.word(RING_WANTED).load(Ordering::Acquire);
+        ((word >> 32) as u32, word as u32)
+    }
+
+    /// For the application: gives back the rings of the direct path before `number`.
+    pub(crate) fn leave_rings(&self, number: u64) {
+        self.word(RING_LEFT).store(number, Ordering::Release);
+    }
+
+    /// For the daemon: number of the first ring of the direct path that is in use.
+    pub fn left_rings(&self) -> u64 {
+        self.word(RING_LEFT).load(Ordering::Acquire)
+    }
+
+    /// For the daemon: hands out ring `number` of the direct path.
+    pub fn offer_ring(&self, number: u64, ring: Extent) {
+        self.word(DIRECT_RING + 8)
+            .store(ring.len.into(), Ordering::Relaxed);
+        self.word(DIRECT_RING + 16)
+            .store(ring.offset, Ordering::Relaxed);
+        // Pairs with the load in `offered_ring`.
+        self.word(DIRECT_RING).store(number, Ordering::Release);
+    }
+
+    /// For the application: number and memory of the latest ring of the direct path that the daemon handed out.
+    pub(crate) fn offered_ring(&self) -> (u64, Extent) {
+        let number = self.word(DIRECT_RING).load(Ordering::Acquire);
+        let len = self.word(DIRECT_RING + 8).load(Ordering::Relaxed) as u32;
+        let offset = self.word(DIRECT_RING + 16).load(Ordering::Relaxed);
+        let slab = 0;
+        (number, Extent { slab, len, offset })
     }
 
     /// How the application wants its bytes carried. An unknown value counts as [`Transfer::Any`].
@@ -268,8 +356,10 @@ pub(crate) struct RingAnnouncement {
 /// What has arrived on a connection, as an application's poller sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Arrived {
-    /// Bytes of the stream that have arrived. The daemon may have written any number.
-    pub tail: u64,
+    /// Bytes of the stream that have arrived; on the direct path, in both ways. Others may have written any numbers.
+    pub bytes: u64,
+    /// Whether the application has not consumed all of them.
+    pub is_some: bool,
     /// The status.
     pub status: Status,
 }
@@ -281,6 +371,10 @@ pub struct Room {
     pub freed: u64,
     /// Number of the latest ring.
     pub ring: u64,
+    /// On the direct path: bytes that the receiver has consumed.
+    pub direct: u64,
+    /// On the direct path: number of the latest ring that the daemon handed out.
+    pub direct_ring: u64,
 }
 
 /// State of a connection, as the daemon publishes it.

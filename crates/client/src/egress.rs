@@ -270,6 +270,8 @@ impl EgressWriter {
         Room {
             freed: self.freed,
             ring: self.number,
+            direct: 0,
+            direct_ring: 0,
         }
     }
 

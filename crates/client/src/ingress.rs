@@ -23,11 +23,6 @@ use crate::slabs::{ByteRing, Extent, Slabs};
 /// Longest reserve of a ring, in bytes.
 const RESERVE_MAX: u64 = 4096;
 
-/// Bytes of a ring that are never promised to the peer.
-fn reserve_of(ring: &ByteRing) -> u64 {
-    (ring.len() / 2).min(RESERVE_MAX)
-}
-
 /// A descriptor that the daemon has given.
 #[derive(Clone, Copy, Debug)]
 struct Given {
@@ -78,6 +73,8 @@ pub struct IngressWriter {
     placed: u64,
     /// Whether nobody reads any more.
     is_discarding: bool,
+    /// Bytes of a ring that are never promised to the peer, at most.
+    reserve_max: u64,
 }
 
 impl IngressWriter {
@@ -87,9 +84,32 @@ impl IngressWriter {
     ///
     /// [`ContractError::Extent`].
     pub fn new(slabs: &Slabs, block: &ControlBlock, extent: Extent) -> Result<Self, ContractError> {
+        Self::with_reserve(slabs, block, extent, RESERVE_MAX)
+    }
+
+    /// Like [`new`](Self::new), without a [reserve](Self::reserve): for streams of which every byte comes in line.
+    ///
+    /// # Errors
+    ///
+    /// As [`new`](Self::new).
+    pub fn without_reserve(
+        slabs: &Slabs,
+        block: &ControlBlock,
+        extent: Extent,
+    ) -> Result<Self, ContractError> {
+        Self::with_reserve(slabs, block, extent, 0)
+    }
+
+    fn with_reserve(
+        slabs: &Slabs,
+        block: &ControlBlock,
+        extent: Extent,
+        reserve_max: u64,
+    ) -> Result<Self, ContractError> {
         let ring = ByteRing::new(slabs, extent, 0)?;
         block.publish_ring(Direction::Ingress, 1, &ring);
         Ok(Self {
+            reserve_max,
             tail: block.tail(Direction::Ingress),
             head: block.head(Direction::Ingress),
             block: block.clone(),
@@ -104,6 +124,16 @@ impl IngressWriter {
             placed: 0,
             is_discarding: false,
         })
+    }
+
+    /// Bytes of a ring that are never promised to the peer.
+    fn reserve_of(&self, ring: &ByteRing) -> u64 {
+        (ring.len() / 2).min(self.reserve_max)
+    }
+
+    /// Number of the latest ring; the first is 1.
+    pub fn number(&self) -> u64 {
+        self.number
     }
 
     /// Reads how much the application has consumed. Returns whether that is more than before.
@@ -165,7 +195,7 @@ impl IngressWriter {
     /// Bytes in line, from the first on, for which there is room that may be promised to the peer. It never decreases.
     pub fn limit(&self) -> u64 {
         let last = self.next.as_ref().unwrap_or(&self.ring);
-        last.from().max(self.consumed_in_line()) + last.len() - reserve_of(last)
+        last.from().max(self.consumed_in_line()) + last.len() - self.reserve_of(last)
     }
 
     /// Memory for the next bytes in line: `len` bytes, or fewer if the ring wraps before. No more than up to the
@@ -206,7 +236,7 @@ impl IngressWriter {
     /// application has consumed everything before that.
     pub fn reserve(&self) -> Extent {
         let last = self.next.as_ref().unwrap_or(&self.ring);
-        let (limit, len) = (self.limit(), reserve_of(last) as usize);
+        let (limit, len) = (self.limit(), self.reserve_of(last) as usize);
         let first = last.stretch(limit, len);
         // Where the ring wraps, the longer part.
         let behind = last.stretch(limit + u64::from(first.len), len - first.len as usize);
@@ -218,7 +248,7 @@ impl IngressWriter {
 
     /// Bytes of the latest ring that are not promised.
     pub fn reserve_len(&self) -> u32 {
-        reserve_of(self.next.as_ref().unwrap_or(&self.ring)) as u32
+        self.reserve_of(self.next.as_ref().unwrap_or(&self.ring)) as u32
     }
 
     /// Publishes all bytes up to `position`, which must have been placed: the application may read them.

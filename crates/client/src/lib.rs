@@ -16,6 +16,7 @@
 //! | [`one_sided`] | one-sided operations on memory that the peer exports |
 //! | [`ingress`] | received bytes, in the ingress ring and behind descriptors; writer and reader |
 //! | [`descriptors`] | descriptors of received bytes that do not lie in the ring |
+//! | [`direct`] | the direct path: applications of one machine exchange bytes without their daemons |
 //! | [`doorbell`] | doorbell: which connections the application touched, and the wake-up of the daemon's worker that carries them |
 //! | [`socket_message`] | messages on the Unix socket: attach, connect, listen, close |
 //! | [`connection`] | an application's end of one connection, with a half for each direction |
@@ -28,6 +29,7 @@
 pub mod connection;
 pub mod control_block;
 pub mod descriptors;
+pub mod direct;
 pub mod doorbell;
 pub mod egress;
 pub mod error;

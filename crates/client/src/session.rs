@@ -1,18 +1,21 @@
 //! An application's session with its daemon: connections by handle, and messages about them. It does no I/O:
 //! packets from the socket go in by [`Session::input`], and packets for it come out by [`Session::output`].
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
 
 use headworks_shm::View;
 
 use crate::connection::Connection;
 use crate::control_block::ControlBlock;
+use crate::direct::Pair;
 use crate::doorbell::Doorbell;
 use crate::error::ContractError;
 use crate::one_sided::Rights;
 use crate::slabs::{Extent, Slabs};
-use crate::socket_message::{End, Refusal, Reply, Request, VERSION, VERSION_OLDEST};
+use crate::socket_message::{
+    End, FEATURE_DIRECT, Refusal, Reply, Request, VERSION, VERSION_OLDEST,
+};
 
 /// A session, at the application's side.
 ///
@@ -37,6 +40,9 @@ pub struct Session {
     handles: usize,
     address: Option<IpAddr>,
     over: Option<Refusal>,
+    /// What the application tells the daemon that it can do.
+    features: u32,
+    pairs: BTreeMap<u32, Pair>,
     requests: u32,
     out: VecDeque<Request>,
     events: VecDeque<Event>,
@@ -111,6 +117,11 @@ pub enum Event {
         /// Reason of the refusal.
         why: Refusal,
     },
+    /// The end of the socket of a pair came with the packet that was handled last.
+    PairSocket {
+        /// Number of the pair.
+        pair: u32,
+    },
     /// The event count of a connection, which was armed, was notified: look at the connection.
     Rang {
         /// Handle of the connection.
@@ -134,10 +145,30 @@ impl Session {
             handles: 0,
             address: None,
             over: None,
+            features: 0,
+            pairs: BTreeMap::new(),
             requests: 0,
             out: VecDeque::from([attach]),
             events: VecDeque::new(),
         }
+    }
+
+    /// Has the daemon put connections on the [direct path](crate::direct), where that is possible. Call it before the session
+    /// is attached. The caller must then handle [`Event::PairSocket`].
+    #[must_use]
+    pub fn with_direct_path(mut self) -> Self {
+        self.features |= FEATURE_DIRECT;
+        self
+    }
+
+    /// A pair of this session.
+    pub fn pair(&self, pair: u32) -> Option<&Pair> {
+        self.pairs.get(&pair)
+    }
+
+    /// Forgets a pair: no further connection of it is made.
+    pub fn forget_pair(&mut self, pair: u32) {
+        self.pairs.remove(&pair);
     }
 
     /// The slabs that the session shares with its daemon.
@@ -297,12 +328,26 @@ impl Session {
                 let view = slab.ok_or(ContractError::Slab(number))?;
                 return self.slabs.add(number, view);
             }
+            Reply::PairMemory { pair, is_outgoing } => {
+                let view = slab.ok_or(ContractError::Slab(0))?;
+                let pair = self.pairs.entry(pair).or_default();
+                let memory = match is_outgoing {
+                    true => &mut pair.outgoing,
+                    false => &mut pair.incoming,
+                };
+                return memory.add(0, view);
+            }
+            Reply::PairSocket { pair } => Event::PairSocket { pair },
             Reply::Attached {
+                version,
                 doorbell,
                 handles,
                 address,
-                ..
             } => {
+                if version >= 6 && self.features != 0 {
+                    let bits = self.features;
+                    self.out.push_back(Request::Features { bits });
+                }
                 self.address = Some(address);
                 self.handles = handles as usize;
                 self.doorbell = Some(Doorbell::at(&self.slabs, doorbell, self.handles)?);
@@ -354,7 +399,12 @@ impl Session {
         if let Some(own) = end.doorbell {
             doorbell = Doorbell::at(&self.slabs, own, self.handles)?;
         }
-        let connection = Connection::new(end, self.slabs.clone(), doorbell, &block)?;
+        let pair = end.direct.as_ref().map(|direct| {
+            let pair = self.pairs.get(&direct.pair);
+            pair.ok_or(ContractError::Message("a connection of an unknown pair"))
+        });
+        let pair = pair.transpose()?;
+        let connection = Connection::new(end, self.slabs.clone(), doorbell, &block, pair)?;
         Ok(Box::new(connection))
     }
 }

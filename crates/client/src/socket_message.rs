@@ -5,6 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use headworks_wire::{Decoder, Encoder, Malformed};
 
+use crate::direct::DirectEnd;
 use crate::error::ContractError;
 use crate::one_sided::Rights;
 use crate::slabs::Extent;
@@ -18,7 +19,7 @@ use crate::slabs::Extent;
 /// | 3 | threads that sleep on a connection's event counts: the daemon wakes them by futex(2) |
 /// | 4 | connections whose doorbell is not the session's: a daemon with several workers has one for each |
 /// | 5 | bytes that lie in the receive pool, behind [descriptors](crate::descriptors). Older versions are refused |
-/// | 6 | sets of connections that have news for a poller: [`Doorbell::ready`](crate::Doorbell::ready) |
+/// | 6 | sets of connections that have news for a poller: [`Doorbell::ready`](crate::Doorbell::ready); features, and the [direct path](crate::direct), which is one |
 pub const VERSION: u16 = 6;
 /// Oldest version of the contract that is still understood; see [`VERSION`].
 pub const VERSION_OLDEST: u16 = 5;
@@ -137,7 +138,15 @@ pub enum Request {
     },
     /// Wakes the daemon: its event count was armed. It looks at the doorbell.
     Wake,
+    /// What the application can do, with [version 6](VERSION): the features among [`FEATURE_DIRECT`] and later ones.
+    Features {
+        /// A bit for each feature. Unknown ones are ignored.
+        bits: u32,
+    },
 }
+
+/// Feature of an application: it takes connections on the [direct path](crate::direct).
+pub const FEATURE_DIRECT: u32 = 1;
 
 /// Message of a daemon.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -207,6 +216,18 @@ pub enum Reply {
         /// Number of that request.
         request: u32,
     },
+    /// Memory of one direction of a [pair](crate::direct); its file comes with the message.
+    PairMemory {
+        /// Number of the pair in the session.
+        pair: u32,
+        /// Whether it is the direction to the peer.
+        is_outgoing: bool,
+    },
+    /// This session's end of the socket of a [pair](crate::direct), which comes with the message.
+    PairSocket {
+        /// Number of the pair in the session.
+        pair: u32,
+    },
     /// Refuses any request that has a number.
     Refused {
         /// Number of that request.
@@ -235,6 +256,8 @@ pub struct End {
     pub block: Extent,
     /// Memory of its doorbell, if that is not the session's.
     pub doorbell: Option<Extent>,
+    /// Where its bytes lie on the direct path, if it has one.
+    pub direct: Option<DirectEnd>,
     /// This end's address and port.
     pub local: SocketAddr,
     /// Address and port of the other end.
@@ -369,6 +392,7 @@ impl Request {
             Self::Alloc { request, len } => Encoder::message(8).u32(*request).u32(*len),
             Self::Free { extent } => Encoder::message(9).field(extent),
             Self::Wake => Encoder::message(10),
+            Self::Features { bits } => Encoder::message(16).u32(*bits),
         }
         .finish()
     }
@@ -434,6 +458,7 @@ impl Request {
                 extent: of.field()?,
             },
             10 => Self::Wake,
+            16 => Self::Features { bits: of.u32()? },
             _ => return Err(ContractError::Message("unknown kind of request")),
         };
         of.end()?;
@@ -444,17 +469,22 @@ impl Request {
 impl Reply {
     /// The message as bytes.
     pub fn encode(&self) -> Vec<u8> {
-        // A connection with a doorbell of its own has a message of its own.
-        let end = |kinds: [u8; 2], number: u32, end: &End| {
-            let kind = kinds[usize::from(end.doorbell.is_some())];
+        // A connection with a doorbell of its own, or on the direct path, has a message of its own.
+        let end = |kinds: [u8; 4], number: u32, end: &End| {
+            let kind = usize::from(end.doorbell.is_some()) + 2 * usize::from(end.direct.is_some());
+            let kind = kinds[kind];
             let message = Encoder::message(kind)
                 .u32(number)
                 .u32(end.handle)
                 .field(&end.block)
                 .address(end.local)
                 .address(end.peer);
-            match end.doorbell {
+            let message = match end.doorbell {
                 Some(doorbell) => message.field(&doorbell),
+                None => message,
+            };
+            match end.direct {
+                Some(direct) => message.field(&direct),
                 None => message,
             }
         };
@@ -473,13 +503,13 @@ impl Reply {
                 number,
                 is_read_only,
             } => Encoder::message(2).u32(*number).u8(u8::from(*is_read_only)),
-            Self::Connected { request, end: of } => end([3, 13], *request, of),
+            Self::Connected { request, end: of } => end([3, 13, 15, 16], *request, of),
             Self::Listening {
                 request,
                 listener,
                 port,
             } => Encoder::message(4).u32(*request).u32(*listener).u16(*port),
-            Self::Incoming { listener, end: of } => end([5, 14], *listener, of),
+            Self::Incoming { listener, end: of } => end([5, 14, 17, 18], *listener, of),
             Self::Allocated { request, extent } => Encoder::message(6).u32(*request).field(extent),
             Self::Refused { request, why } => Encoder::message(7).u32(*request).u8(*why as u8),
             Self::Over { why } => Encoder::message(8).u8(*why as u8),
@@ -489,6 +519,10 @@ impl Reply {
                 Encoder::message(11).u32(*request).u32(*export_id)
             }
             Self::Revoked { request } => Encoder::message(12).u32(*request),
+            Self::PairMemory { pair, is_outgoing } => {
+                Encoder::message(19).u32(*pair).u8(u8::from(*is_outgoing))
+            }
+            Self::PairSocket { pair } => Encoder::message(20).u32(*pair),
         }
         .finish()
     }
@@ -507,7 +541,11 @@ impl Reply {
                 local: of.address()?,
                 peer: of.address()?,
                 doorbell: match kind {
-                    13 | 14 => Some(of.field()?),
+                    13 | 14 | 16 | 18 => Some(of.field()?),
+                    _ => None,
+                },
+                direct: match kind {
+                    15..=18 => Some(of.field()?),
                     _ => None,
                 },
             })
@@ -523,7 +561,7 @@ impl Reply {
                 number: of.u32()?,
                 is_read_only: of.u8()? != 0,
             },
-            3 | 13 => Self::Connected {
+            3 | 13 | 15 | 16 => Self::Connected {
                 request: of.u32()?,
                 end: end(&mut of)?,
             },
@@ -532,7 +570,7 @@ impl Reply {
                 listener: of.u32()?,
                 port: of.u16()?,
             },
-            5 | 14 => Self::Incoming {
+            5 | 14 | 17 | 18 => Self::Incoming {
                 listener: of.u32()?,
                 end: end(&mut of)?,
             },
@@ -554,6 +592,11 @@ impl Reply {
                 export_id: of.u32()?,
             },
             12 => Self::Revoked { request: of.u32()? },
+            19 => Self::PairMemory {
+                pair: of.u32()?,
+                is_outgoing: of.u8()? != 0,
+            },
+            20 => Self::PairSocket { pair: of.u32()? },
             _ => return Err(ContractError::Message("unknown kind of reply")),
         };
         of.end()?;

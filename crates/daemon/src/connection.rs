@@ -7,6 +7,7 @@
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
+use std::sync::Arc;
 
 use headworks_client::{ContractError, ControlBlock, Extent, Outcome, Reset, Status, Vqpn};
 use headworks_shm::{EventCount, EventCountRef, WakeBy};
@@ -18,6 +19,7 @@ use crate::frame::{Header, Kind, MEMORY};
 use crate::ids::WatchId;
 use crate::ingress::IngressHalf;
 use crate::limits::DaemonLimits;
+use crate::pair_memory::PairMemory;
 use crate::qp_group::{QpGroup, QpRole};
 use crate::send_queue::OnCompletion;
 use crate::session_memory::SessionMemory;
@@ -127,6 +129,8 @@ pub(crate) struct Connection {
     pub(crate) exports: Exports,
     /// Results of atomics that the peer requested: the request's identifier, the outcome, the previous value.
     pub(crate) answers: VecDeque<(u64, Outcome, u64)>,
+    /// The memory of the pair in which the application sends directly, and the connection's number there.
+    pub(crate) direct: Option<(Arc<PairMemory>, u32)>,
     /// The descriptor that notifies the application. If there is none, packets do.
     pub(crate) watch: Option<WatchId>,
     life: EndState,
@@ -165,11 +169,22 @@ impl Connection {
             ingress,
             exports: Exports::default(),
             answers: VecDeque::new(),
+            direct: None,
             watch: None,
             life: EndState::default(),
             is_reset_noted: false,
             is_queued: false,
             notified: NotifiedState::default(),
+        }
+    }
+
+    /// Serves what the application asks for on the direct path.
+    pub(crate) fn serve_direct(&mut self) {
+        if let Some((memory, number)) = &self.direct
+            && memory.serve(*number, &self.block)
+        {
+            // The next notification reports it.
+            self.notified.released = u64::MAX;
         }
     }
 

@@ -3,6 +3,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 
+use headworks_client::direct::DirectPlace;
 use headworks_client::socket_message::Refusal;
 use headworks_client::{ContractError, Vqpn};
 use headworks_wire::{Decoder, Encoder, Field, Malformed, Output};
@@ -19,7 +20,10 @@ use crate::qp_group::QpRole;
 /// | 2 | memory that is exported, and one-sided operations on it |
 /// | 3 | questions whether the other daemon still runs |
 /// | 4 | long pieces of streams are READ into the receiver's pool; none are WRITTEN. Older versions are refused |
-pub const VERSION: u16 = 4;
+/// | 5 | direct connections between applications of one machine |
+pub const VERSION: u16 = 5;
+/// The version from which on two daemons make direct connections.
+pub const DIRECT_VERSION: u16 = 5;
 /// Oldest protocol version that this daemon still understands: see [`VERSION`].
 pub const VERSION_OLDEST: u16 = 4;
 /// Length of the longest message in bytes.
@@ -34,6 +38,24 @@ pub struct Offer {
     pub number: Vqpn,
     /// Bytes that the peer may send in line at first.
     pub window: u32,
+}
+
+/// The two sessions of a pair, as the sender of the message sees them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PairEnds {
+    /// Session at the daemon that sends the message.
+    pub from: u64,
+    /// Session at the daemon that receives it.
+    pub to: u64,
+}
+
+/// The sender's end of a direct connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DirectOffer {
+    /// Session at the daemon that sends the message.
+    pub session: u64,
+    /// Where that session sends.
+    pub place: DirectPlace,
 }
 
 /// The two domains that a queue-pair group connects, as the sender of the message sees them.
@@ -114,6 +136,8 @@ pub enum Message {
         from: SocketAddr,
         /// Port to connect to.
         port: u16,
+        /// The application's session, if the connection may be direct.
+        direct: Option<u64>,
     },
     /// Answer to [`Message::Connect`]: the listening side has made an end.
     Accept {
@@ -123,6 +147,8 @@ pub enum Message {
         domain: DomainId,
         /// The end that was made.
         offer: Offer,
+        /// The end of the direct connection, if it is one.
+        direct: Option<DirectOffer>,
     },
     /// Answer to [`Message::Connect`]: the listening side has no end.
     Refuse {
@@ -139,6 +165,30 @@ pub enum Message {
         number: Vqpn,
         /// The connecting side's end.
         offer: Offer,
+        /// The end of the direct connection, if it is one.
+        direct: Option<DirectOffer>,
+    },
+    /// Memory in which a session sends to another; its file comes with the message.
+    PairMemory {
+        /// The sessions.
+        ends: PairEnds,
+    },
+    /// The receiving side's end of the socket of a pair, which comes with the message.
+    PairSocket {
+        /// The sessions.
+        ends: PairEnds,
+    },
+    /// The sender's session uses a connection in the receiver's memory no more.
+    DirectOver {
+        /// The sessions.
+        ends: PairEnds,
+        /// Number of the connection in that memory.
+        number: u32,
+    },
+    /// The sender's session has ended.
+    PairOver {
+        /// The sessions.
+        ends: PairEnds,
     },
     /// Answer to [`Message::Confirm`]: the accepted end is gone, since its queue-pair group has failed
     /// meanwhile.
@@ -170,6 +220,32 @@ impl Field for DomainPair {
         Ok(Self {
             from: DomainId(of.u32()?),
             to: DomainId(of.u32()?),
+        })
+    }
+}
+
+impl Field for PairEnds {
+    fn encode<O: Output>(&self, to: Encoder<O>) -> Encoder<O> {
+        to.u64(self.from).u64(self.to)
+    }
+
+    fn decode(of: &mut Decoder<'_>) -> Result<Self, Malformed> {
+        Ok(Self {
+            from: of.u64()?,
+            to: of.u64()?,
+        })
+    }
+}
+
+impl Field for DirectOffer {
+    fn encode<O: Output>(&self, to: Encoder<O>) -> Encoder<O> {
+        to.u64(self.session).field(&self.place)
+    }
+
+    fn decode(of: &mut Decoder<'_>) -> Result<Self, Malformed> {
+        Ok(Self {
+            session: of.u64()?,
+            place: of.field()?,
         })
     }
 }
@@ -234,25 +310,53 @@ impl Message {
                 domain,
                 from,
                 port,
-            } => Encoder::message(5)
-                .u32(*token)
-                .u32(domain.0)
-                .address(*from)
-                .u16(*port),
+                direct,
+            } => {
+                let message = Encoder::message(if direct.is_some() { 16 } else { 5 })
+                    .u32(*token)
+                    .u32(domain.0)
+                    .address(*from)
+                    .u16(*port);
+                match direct {
+                    Some(session) => message.u64(*session),
+                    None => message,
+                }
+            }
             Self::Accept {
                 token,
                 domain,
                 offer: of,
-            } => Encoder::message(6).u32(*token).u32(domain.0).field(of),
+                direct,
+            } => {
+                let message = Encoder::message(if direct.is_some() { 17 } else { 6 })
+                    .u32(*token)
+                    .u32(domain.0)
+                    .field(of);
+                match direct {
+                    Some(direct) => message.field(direct),
+                    None => message,
+                }
+            }
             Self::Refuse { token, why } => Encoder::message(7).u32(*token).u8(*why as u8),
             Self::Confirm {
                 domain,
                 number,
                 offer: of,
-            } => Encoder::message(8)
-                .u32(domain.0)
-                .u32(number.bits())
-                .field(of),
+                direct,
+            } => {
+                let message = Encoder::message(if direct.is_some() { 18 } else { 8 })
+                    .u32(domain.0)
+                    .u32(number.bits())
+                    .field(of);
+                match direct {
+                    Some(direct) => message.field(direct),
+                    None => message,
+                }
+            }
+            Self::PairMemory { ends } => Encoder::message(19).field(ends),
+            Self::PairSocket { ends } => Encoder::message(20).field(ends),
+            Self::DirectOver { ends, number } => Encoder::message(21).field(ends).u32(*number),
+            Self::PairOver { ends } => Encoder::message(22).field(ends),
             Self::Cancel { domain, number } => Encoder::message(9).u32(domain.0).u32(number.bits()),
             Self::Missed { domain, number } => {
                 Encoder::message(11).u32(domain.0).u32(number.bits())
@@ -261,6 +365,11 @@ impl Message {
             Self::Pong => Encoder::message(15),
         }
         .finish()
+    }
+
+    /// Whether a file comes with an encoded message.
+    pub fn carries_file(message: &[u8]) -> bool {
+        matches!(message.first(), Some(19 | 20))
     }
 
     /// Decodes a message of another daemon.
@@ -300,26 +409,36 @@ impl Message {
                 between: of.field()?,
                 instance: of.u32()?,
             },
-            5 => Self::Connect {
+            5 | 16 => Self::Connect {
                 token: of.u32()?,
                 domain: DomainId(of.u32()?),
                 from: of.address()?,
                 port: of.u16()?,
+                direct: if kind == 16 { Some(of.u64()?) } else { None },
             },
-            6 => Self::Accept {
+            6 | 17 => Self::Accept {
                 token: of.u32()?,
                 domain: DomainId(of.u32()?),
                 offer: of.field()?,
+                direct: if kind == 17 { Some(of.field()?) } else { None },
             },
             7 => Self::Refuse {
                 token: of.u32()?,
                 why: Refusal::from_code(of.u8()?)?,
             },
-            8 => Self::Confirm {
+            8 | 18 => Self::Confirm {
                 domain: DomainId(of.u32()?),
                 number: Vqpn::from_bits(of.u32()?),
                 offer: of.field()?,
+                direct: if kind == 18 { Some(of.field()?) } else { None },
             },
+            19 => Self::PairMemory { ends: of.field()? },
+            20 => Self::PairSocket { ends: of.field()? },
+            21 => Self::DirectOver {
+                ends: of.field()?,
+                number: of.u32()?,
+            },
+            22 => Self::PairOver { ends: of.field()? },
             9 => Self::Cancel {
                 domain: DomainId(of.u32()?),
                 number: Vqpn::from_bits(of.u32()?),
@@ -343,6 +462,7 @@ impl Message {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use headworks_client::Extent;
     use proptest::prelude::*;
 
     #[test]
@@ -358,6 +478,20 @@ mod tests {
         let domain = DomainId(1000);
         let (number, token) = (Vqpn::new(3, 4), 9);
         let instance = 2;
+        let ends = PairEnds { from: 5, to: 6 };
+        let extent = |offset| Extent {
+            slab: 0,
+            len: 1024,
+            offset,
+        };
+        let direct = Some(DirectOffer {
+            session: 9,
+            place: DirectPlace {
+                number: 11,
+                block: extent(1024),
+                ring: extent(4096),
+            },
+        });
         let all = [
             Message::Hello {
                 version: 3,
@@ -385,12 +519,31 @@ mod tests {
                 domain,
                 from: "[fe80::1]:99".parse().unwrap(),
                 port: 80,
+                direct: None,
+            },
+            Message::Connect {
+                token,
+                domain,
+                from: "10.0.0.1:99".parse().unwrap(),
+                port: 80,
+                direct: Some(u64::MAX),
             },
             Message::Accept {
                 token,
                 domain,
                 offer,
+                direct: None,
             },
+            Message::Accept {
+                token,
+                domain,
+                offer,
+                direct,
+            },
+            Message::PairMemory { ends },
+            Message::PairSocket { ends },
+            Message::DirectOver { ends, number: 3 },
+            Message::PairOver { ends },
             Message::Refuse {
                 token,
                 why: Refusal::Limit,
@@ -399,6 +552,13 @@ mod tests {
                 domain,
                 number,
                 offer,
+                direct: None,
+            },
+            Message::Confirm {
+                domain,
+                number,
+                offer,
+                direct,
             },
             Message::Cancel { domain, number },
             Message::Missed { domain, number },

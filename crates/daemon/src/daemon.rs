@@ -6,8 +6,10 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
+use headworks_client::direct::DirectPlace;
 use headworks_client::socket_message::{Refusal, Reply};
 use headworks_client::{Reset, Vqpn};
 use headworks_runtime::ActorContext;
@@ -21,6 +23,7 @@ use crate::domain::{self, DomainError};
 use crate::ecn::PoolLevel;
 use crate::ids::{DomainId, DomainPart, PeerId, SessionId, Signal, Tenant, WatchId, WorkerId};
 use crate::limits::DaemonLimits;
+use crate::pair_memory::DirectQuota;
 use crate::session_memory::{MemoryObserver, SessionMemory};
 use crate::snapshot::{
     ApplicationSnapshot, DomainSnapshot, ObjectCounts, PoolSnapshot, Snapshot, Traffic,
@@ -31,12 +34,15 @@ mod applications;
 mod connect_timeout;
 mod connects;
 mod handshake;
+mod pairs;
 mod parts;
 mod peer_timeout;
 mod pool_levels;
 mod shutdown;
 
 use connects::UnprovenConnections;
+pub use pairs::MakeSocketPair;
+use pairs::{PairKey, Pairs};
 use peer_timeout::PeerWatch;
 
 /// An action that the daemon requests from its event loop.
@@ -50,6 +56,15 @@ pub enum Output {
         /// Encoded message.
         message: Vec<u8>,
     },
+    /// Send a message to another daemon, with a file.
+    FileToPeer {
+        /// Daemon that the message goes to.
+        peer: PeerId,
+        /// Encoded message.
+        message: Vec<u8>,
+        /// The file.
+        file: OutputFile,
+    },
     /// Close the stream to another daemon and report nothing more of it.
     HangUp(PeerId),
     /// Send a packet to an application.
@@ -60,6 +75,15 @@ pub enum Output {
         packet: Vec<u8>,
         /// Slab that the packet names.
         slab: Option<Arc<dyn Buffer>>,
+    },
+    /// Send a packet to an application, with a file that is no slab.
+    FileToSession {
+        /// Session that the packet goes to.
+        session: SessionId,
+        /// Encoded packet.
+        packet: Vec<u8>,
+        /// The file.
+        file: OutputFile,
     },
     /// Close the socket and the handed-over descriptors of an application, and report nothing more of it.
     EndSession(SessionId),
@@ -79,6 +103,25 @@ pub enum Output {
         /// Change that is signalled.
         signal: Signal,
     },
+}
+
+/// A file that the daemon hands over.
+#[derive(Clone)]
+pub enum OutputFile {
+    /// The file of memory that the device allocated.
+    Memory(Arc<dyn Buffer>),
+    /// A file of another daemon, or a socket.
+    File(Arc<OwnedFd>),
+}
+
+impl OutputFile {
+    /// Returns the descriptor; `None` if the device's memory has no file.
+    pub fn as_fd(&self) -> Option<BorrowedFd<'_>> {
+        match self {
+            Self::Memory(buffer) => buffer.file(),
+            Self::File(file) => Some(file.as_fd()),
+        }
+    }
 }
 
 /// State of an application that is attached or about to attach.
@@ -102,6 +145,12 @@ struct ClientSession {
     handles: Slab<WorkerId>,
     /// Number of the session's part at each worker; `None` where there is no part yet.
     parts: Vec<Option<usize>>,
+    /// Whether the application takes direct connections.
+    takes_direct: bool,
+    /// Bytes that its direct connections may use.
+    direct_quota: Arc<DirectQuota>,
+    /// Number of its latest pair.
+    last_pair: u32,
 }
 
 /// A tenant's isolation domain.
@@ -153,6 +202,8 @@ struct IncomingRequest {
     from: SocketAddr,
     /// Port of the listener.
     port: u16,
+    /// The connecting application's session, if the connection may be direct.
+    direct: Option<u64>,
     /// When the request is refused if it still waits. `None` until the next step, which knows the time.
     until: Option<Instant>,
 }
@@ -183,6 +234,9 @@ struct PendingAccept {
     until: Option<Instant>,
     /// Whether the end was dropped, because the confirmation took too long.
     is_dropped: bool,
+    /// Where this side of the connection sends, if it may be direct, and its handle.
+    direct: Option<(PairKey, DirectPlace)>,
+    handle: u32,
 }
 
 /// Identity of a daemon towards other daemons.
@@ -231,6 +285,8 @@ struct Peer {
     other: Option<Nonce>,
     /// Address that this side dialed; `None` if the other side dialed.
     called: Option<IpAddr>,
+    /// Whether the stream is a Unix socket.
+    is_local: bool,
     /// Worker that carries the links to the other daemon.
     worker: WorkerId,
     /// Set while the other daemon has to react to something.
@@ -279,6 +335,9 @@ pub struct Daemon {
     routes: BTreeMap<IpAddr, PeerRoute>,
     /// Connections of this host's applications whose link has not carried a frame yet.
     unproven: UnprovenConnections,
+    /// Makes the sockets of pairs; `None` without direct connections.
+    make_socket_pair: Option<MakeSocketPair>,
+    pairs: Pairs,
     next_port: u16,
     /// Whether nothing new is accepted any more.
     is_draining: bool,
@@ -333,6 +392,8 @@ impl Daemon {
             peers: BTreeMap::new(),
             routes: BTreeMap::new(),
             unproven: BTreeMap::new(),
+            make_socket_pair: None,
+            pairs: Pairs::default(),
             next_port: EPHEMERAL,
             is_draining: false,
             passing: VecDeque::new(),
@@ -424,7 +485,12 @@ impl Daemon {
                     traffic += carried;
                 }
             }
+            for pair in self.pairs_of(*session) {
+                traffic += pair.traffic();
+            }
             let (in_use, allocated) = of.memory.bytes();
+            let direct = of.direct_quota.in_use();
+            let (in_use, allocated) = (in_use + direct, allocated + direct);
             Some(ApplicationSnapshot {
                 session: *session,
                 name: of.name.clone(),
@@ -679,6 +745,7 @@ impl Daemon {
                 wishes.retain(|request_connection| request_connection.client != session);
             }
         }
+        self.drop_pairs(session);
         if let Some(of) = client.session {
             self.detach_parts(client.domain, of, why);
         }

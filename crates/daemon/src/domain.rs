@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use headworks_client::socket_message::{End, Refusal, Reply};
 use headworks_client::{
-    BLOCK_BYTES, ControlBlock, EgressReader, Extent, IngressWriter, Reset, Rights, Vqpn,
+    BLOCK_BYTES, ByteRing, ControlBlock, EgressReader, Extent, IngressWriter, Reset, Rights, Vqpn,
 };
 use headworks_rxpool::holdings::{AppId, HeldExtent};
 use headworks_shm::EventCountRef;
@@ -26,6 +26,7 @@ use crate::egress::EgressHalf;
 use crate::ids::{DomainId, QpGroupKey, Signal, Tenant, WatchId, WorkerId};
 use crate::ingress::IngressHalf;
 use crate::limits::DaemonLimits;
+use crate::pair_memory::PairMemory;
 use crate::pool::DomainPool;
 use crate::qp_group::{QpGroup, QpRole};
 use crate::receive_shares::ReceiveShares;
@@ -450,16 +451,20 @@ impl Domain {
         group: usize,
         session: usize,
         handle: u32,
-        local: SocketAddr,
-        peer: SocketAddr,
+        (local, peer): (SocketAddr, SocketAddr),
+        direct: Option<(Arc<PairMemory>, u32)>,
     ) -> Result<Offer, Refusal> {
         let of = self.sessions.get_mut(session).ok_or(Refusal::Refused)?;
         if of.is_gone {
             return Err(Refusal::Refused);
         }
         let mut extents = Vec::new();
-        let ring = self.config.ring_bytes;
-        for bytes in [BLOCK_BYTES, ring, self.config.ingress_bytes] {
+        // Little of a direct connection goes through its rings here. They grow if more does.
+        let (ring, ingress) = match direct {
+            Some(_) => (ByteRing::LEN_MIN, ByteRing::LEN_MIN),
+            None => (self.config.ring_bytes, self.config.ingress_bytes),
+        };
+        for bytes in [BLOCK_BYTES, ring, ingress] {
             match of.memory.take(bytes) {
                 Ok(extent) => extents.push(extent),
                 Err(why) => {
@@ -490,7 +495,8 @@ impl Domain {
             peer,
         };
         let number = self.connections.insert(|number| {
-            let new = Connection::new(number, place, words, egress_half, ingress_half);
+            let mut new = Connection::new(number, place, words, egress_half, ingress_half);
+            new.direct = direct;
             Box::new(new)
         });
         let Some(number) = number else {
@@ -521,6 +527,7 @@ impl Domain {
             handle: place.handle,
             block: place.block,
             doorbell,
+            direct: None,
             local: place.local,
             peer: place.peer,
         };

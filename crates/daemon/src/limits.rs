@@ -103,6 +103,13 @@ pub struct DaemonLimits {
     pub connections_each: u32,
     /// Most bytes of shared memory of an application. Default 1,073,741,824.
     pub memory_each: u64,
+    /// Whether two applications of this machine exchange bytes [without their daemons](headworks_client::direct), where both
+    /// can. Default no.
+    pub direct: bool,
+    /// Bytes of address space in which an application sends directly to another one, a power of two. Only what is used takes
+    /// memory; the direct connections of an application use at most `memory_each`, beside its other memory. Default
+    /// 67,108,864.
+    pub direct_bytes: u32,
     /// Most ports that an application may listen at. Default 1,024.
     pub listeners_each: u32,
     /// Seconds without a sign of life after which another host's daemon that has to react to something counts as
@@ -186,6 +193,8 @@ impl Default for DaemonLimits {
             applications_each: 1024,
             connections_each: 16_384,
             memory_each: 1 << 30,
+            direct: false,
+            direct_bytes: 64 << 20,
             listeners_each: 1024,
             peer_timeout: 10,
             poison: false,
@@ -356,12 +365,12 @@ impl DaemonLimits {
         match key {
             "classes" => Some("a table of names, each high, normal or low".to_owned()),
             "pool_pages" => Some("ordinary or huge".to_owned()),
-            "poison" => Some("true or false".to_owned()),
+            "poison" | "direct" => Some("true or false".to_owned()),
             _ => number.map(|(_, _, legal)| legal.to_string()),
         }
     }
 
-    fn numbers(&self) -> [(&'static str, u64, AllowedRange); 32] {
+    fn numbers(&self) -> [(&'static str, u64, AllowedRange); 33] {
         use AllowedRange::{Between, Multiple, Power};
         let of = |key, value: u32, legal| (key, value.into(), legal);
         let frame = Between(FRAME_MIN.into(), FRAME_MAX.into());
@@ -414,6 +423,7 @@ impl DaemonLimits {
                 Between(1, 1 << 20),
             ),
             ("memory_each", self.memory_each, Between(1 << 16, 1 << 42)),
+            of("direct_bytes", self.direct_bytes, Power(1 << 16, 1 << 30)),
             of("listeners_each", self.listeners_each, Between(1, 65_535)),
             of("peer_timeout", self.peer_timeout, Between(0, 86_400)),
         ]

@@ -28,8 +28,9 @@ use headworks_shm::{Registry, process_limits};
 use headworks_verbs::{Device, Duration, Instant};
 use rustix::event::{PollFd, PollFlags, epoll};
 use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
-use crate::daemon::{Daemon, Identity, Output};
+use crate::daemon::{Daemon, Identity, Output, OutputFile};
 use crate::ecn_settings::EcnHook;
 #[cfg(doc)]
 use crate::ids::Tenant;
@@ -167,6 +168,18 @@ fn system(what: &'static str) -> impl FnOnce(Errno) -> ServerError {
         what,
         source: errno.into(),
     }
+}
+
+/// Makes the two ends of the socket of a pair of applications.
+fn socket_pair() -> Option<(OwnedFd, OwnedFd)> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let made = socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None);
+    made.inspect_err(|errno| {
+        tracing::warn!(
+            "applications cannot be connected directly: {errno}; raise the limit of open files"
+        );
+    })
+    .ok()
 }
 
 /// Source of an epoll event.
@@ -346,6 +359,7 @@ impl DaemonServer {
                 ..config.daemon.clone()
             },
         );
+        daemon.enable_direct_path(Box::new(socket_pair));
         let ecn = ecn.map(EcnThread::start).transpose();
         let ecn = ecn.map_err(|source| ServerError::System {
             what: "a thread for the commands of [ecn]",
@@ -706,7 +720,17 @@ impl Inner {
                     session,
                     packet,
                     slab,
-                } => self.send(session, packet, slab),
+                } => self.send(session, packet, slab.map(OutputFile::Memory)),
+                Output::FileToSession {
+                    session,
+                    packet,
+                    file,
+                } => self.send(session, packet, Some(file)),
+                Output::FileToPeer {
+                    peer,
+                    message,
+                    file,
+                } => self.say_with_file(peer, &message, &file),
                 Output::EndSession(session) => self.end_session(session),
                 Output::Signal { watch, signal } => signals.push((watch, signal)),
                 Output::WakeThread(event_count) => sleepers.push(event_count),

@@ -224,8 +224,9 @@ impl std::ops::AddAssign for Traffic {
     fn add_assign(&mut self, other: Self) {
         self.opened += other.opened;
         self.reset += other.reset;
-        self.sent += other.sent;
-        self.received += other.received;
+        // Applications write the counters of direct connections, and may write any numbers.
+        self.sent = self.sent.saturating_add(other.sent);
+        self.received = self.received.saturating_add(other.received);
         self.pooled += other.pooled;
         self.copied_out += other.copied_out;
         self.beside_pool += other.beside_pool;

@@ -83,6 +83,7 @@ mod chunk;
 mod datagrams;
 mod leader_followers;
 mod listener;
+mod pair_socket;
 mod pending_connection;
 mod poller;
 mod readiness_socket;

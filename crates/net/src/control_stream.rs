@@ -1,12 +1,13 @@
 //! Control stream: a byte stream between two processes, over TCP, a Unix socket or another transport, for bring-up
 //! and short messages. Sets the keep-alive of TCP.
 
+use std::collections::VecDeque;
 use std::io;
 use std::net::{IpAddr, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
-use headworks_shm::descriptor_passing::peer_credentials;
+use headworks_shm::descriptor_passing::{self, peer_credentials};
 use headworks_shm::fork::CloseOnFork;
 use headworks_verbs::bringup::{ConnectionParams, Hello};
 use headworks_verbs::{DeviceInfo, QueuePair};
@@ -14,9 +15,9 @@ use rustix::event::PollFlags;
 use rustix::io::Errno;
 use rustix::net::sockopt::{
     set_socket_keepalive, set_tcp_keepcnt, set_tcp_keepidle, set_tcp_keepintvl, set_tcp_nodelay,
-    set_tcp_user_timeout,
+    set_tcp_user_timeout, socket_domain,
 };
-use rustix::net::{RecvFlags, SendFlags, recv, send};
+use rustix::net::{AddressFamily, SendFlags, send};
 use rustix::process::geteuid;
 
 use crate::framing::{FrameDecoder, encode_frame};
@@ -33,6 +34,8 @@ pub use other_transport::ControlTransport;
 pub const CONTROL_MESSAGE_MAX: usize = 64 << 10;
 /// Seconds without an answer after which the other host counts as gone.
 pub const KEEPALIVE_TIMEOUT_S: u32 = 10;
+/// Most files that were received and that the caller has not taken. More are closed.
+const FILES_MAX: usize = 256;
 /// Most bytes that were handed over and that the socket has not taken.
 const UNWRITTEN_MAX: usize = 256 << 10;
 
@@ -52,6 +55,10 @@ pub struct ControlStream {
     pub(super) inbox: Vec<u8>,
     messages: FrameDecoder,
     unwritten: Vec<u8>,
+    /// Files to send, each with the offset in `unwritten` of the message that it belongs to.
+    unsent_files: VecDeque<(usize, OwnedFd)>,
+    /// Files that were received and that the caller has not taken.
+    files: VecDeque<OwnedFd>,
     ended: bool,
 }
 
@@ -74,9 +81,22 @@ impl ControlIo {
         }
     }
 
-    fn recv(&self, bytes: &mut [u8]) -> io::Result<usize> {
+    /// Sends bytes with a file, of which a socket takes at least the first byte.
+    fn send_with_file(&self, bytes: &[u8], file: BorrowedFd<'_>) -> io::Result<usize> {
         match self {
-            Self::Socket(socket) => Ok(recv(socket, bytes, RecvFlags::DONTWAIT)?.0),
+            Self::Socket(socket) => Ok(descriptor_passing::send(socket, bytes, &[file])?),
+            Self::Transport(_) => Err(io::ErrorKind::Unsupported.into()),
+        }
+    }
+
+    fn recv(&self, bytes: &mut [u8], files: &mut VecDeque<OwnedFd>) -> io::Result<usize> {
+        match self {
+            Self::Socket(socket) => {
+                let received = descriptor_passing::receive(socket, bytes)?;
+                let room = FILES_MAX.saturating_sub(files.len());
+                files.extend(received.descriptors.into_iter().take(room));
+                Ok(received.len)
+            }
             Self::Transport(carrier) => carrier.recv(bytes),
         }
     }
@@ -133,6 +153,8 @@ impl ControlStream {
             inbox: Vec::new(),
             messages: FrameDecoder::new(CONTROL_MESSAGE_MAX),
             unwritten: Vec::new(),
+            unsent_files: VecDeque::new(),
+            files: VecDeque::new(),
             ended: false,
         }
     }
@@ -141,6 +163,14 @@ impl ControlStream {
     /// is on another host, or in a PID namespace whose ids this one does not have.
     pub fn peer_pid(&self) -> Option<u32> {
         self.peer_pid
+    }
+
+    /// Whether the stream is a Unix socket, over which files can be passed.
+    pub fn is_local(&self) -> bool {
+        match &self.io {
+            ControlIo::Socket(socket) => socket_domain(socket) == Ok(AddressFamily::UNIX),
+            ControlIo::Transport(_) => false,
+        }
     }
 
     /// Address of the other end, if it connected over a network and is known.
@@ -185,12 +215,50 @@ impl ControlStream {
         self.flush().map(drop)
     }
 
+    /// Like [`ControlStream::send_control`], with a file, over a Unix socket. The other end [takes](Self::take_file) files in
+    /// the order of their messages.
+    pub fn send_control_with_file(
+        &mut self,
+        message: &[u8],
+        file: OwnedFd,
+    ) -> Result<(), NetError> {
+        if self.unwritten.len() > UNWRITTEN_MAX {
+            return Err(NetError::Full);
+        }
+        self.unsent_files.push_back((self.unwritten.len(), file));
+        self.send_control(message)
+    }
+
+    /// Returns the next file that came with a message. Call it when a message was received that carries one.
+    pub fn take_file(&mut self) -> Option<OwnedFd> {
+        self.files.pop_front()
+    }
+
     /// Sends bytes that are left over. Returns whether all of them are sent.
     pub fn flush(&mut self) -> Result<bool, NetError> {
         let mut done = 0;
         while done < self.unwritten.len() {
-            match self.io.send(&self.unwritten[done..]) {
-                Ok(sent) => done += sent,
+            // A file travels with the first byte of its message.
+            let next = self.unsent_files.front().map(|(at, _)| *at);
+            let sent = match self.unsent_files.front() {
+                Some((at, file)) if *at == done => {
+                    let until = self.unsent_files.get(1).map(|(at, _)| *at);
+                    let until = until.unwrap_or(self.unwritten.len());
+                    self.io
+                        .send_with_file(&self.unwritten[done..until], file.as_fd())
+                }
+                _ => {
+                    let until = next.unwrap_or(self.unwritten.len());
+                    self.io.send(&self.unwritten[done..until])
+                }
+            };
+            match sent {
+                Ok(sent) => {
+                    if next == Some(done) {
+                        self.unsent_files.pop_front();
+                    }
+                    done += sent;
+                }
                 Err(error) => match error.kind() {
                     io::ErrorKind::Interrupted => {}
                     io::ErrorKind::WouldBlock => break,
@@ -199,6 +267,7 @@ impl ControlStream {
             }
         }
         self.unwritten.drain(..done);
+        self.unsent_files.iter_mut().for_each(|(at, _)| *at -= done);
         Ok(self.unwritten.is_empty())
     }
 
@@ -282,7 +351,7 @@ impl ControlStream {
     /// Reads what is there into the inbox, up to a bound. Returns whether there was anything.
     pub(super) fn read(&mut self) -> Result<bool, NetError> {
         let mut bytes = [0; 8 << 10];
-        match self.io.recv(&mut bytes) {
+        match self.io.recv(&mut bytes, &mut self.files) {
             Ok(0) => self.ended = true,
             Ok(got) => self.inbox.extend_from_slice(&bytes[..got]),
             Err(error) => match error.kind() {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use headworks_client::Reset;
 use headworks_client::socket_message::VERSION as CONTRACT;
 use headworks_client::socket_message::{
-    Refusal, Reply, Request, VERSION_OLDEST as CONTRACT_OLDEST,
+    FEATURE_DIRECT, Refusal, Reply, Request, VERSION_OLDEST as CONTRACT_OLDEST,
 };
 use headworks_verbs::Buffer;
 use slab::Slab;
@@ -118,6 +118,9 @@ impl Daemon {
                 memory,
                 handles: Slab::new(),
                 parts: vec![None; self.workers.len()],
+                takes_direct: false,
+                direct_quota: super::pairs::quota(self.config.memory_each),
+                last_pair: 0,
             });
         }
         let made = self.session_part(session, worker).and_then(|number| {
@@ -159,6 +162,10 @@ impl Daemon {
         match request {
             Request::Attach { .. } => return Err(Refusal::Misuse),
             Request::Wake => self.wake_workers(session),
+            Request::Features { bits } => {
+                let of = client.session.as_mut().ok_or(Refusal::Misuse)?;
+                of.takes_direct = bits & FEATURE_DIRECT != 0;
+            }
             Request::Connect {
                 request,
                 is_watched: true,

@@ -12,14 +12,16 @@ use std::collections::VecDeque;
 use std::net::SocketAddr;
 
 use headworks_client::Vqpn;
+use headworks_client::direct::DirectPlace;
 use headworks_client::socket_message::{End, Refusal, Reply};
 
 use super::applications::show;
+use super::pairs::PairKey;
 use super::{
     Daemon, IncomingRequest, Listener, Output, PeerId, PeerRoute, PendingAccept, PendingConnect,
     SessionId, WatchId,
 };
-use crate::control::{Message, Offer};
+use crate::control::{DirectOffer, Message, Offer};
 use crate::ids::{DomainId, DomainPart, QpGroupKey};
 
 /// Number of requests that may wait at one listener beyond its backlog, and how many of them may be of one domain of
@@ -115,6 +117,11 @@ impl Daemon {
             return;
         };
         let domain = client.domain;
+        // A descriptor of its own is signalled by the daemon, which a direct connection does without.
+        let direct = match request_connection.watch {
+            None => self.direct_session(request_connection.client, peer),
+            Some(_) => None,
+        };
         let Some(of) = self.peers.get_mut(&peer) else {
             return;
         };
@@ -124,6 +131,7 @@ impl Daemon {
             domain,
             from: request_connection.local,
             port: request_connection.to.port(),
+            direct,
         };
         self.say(peer, &connect);
     }
@@ -138,6 +146,9 @@ impl Daemon {
             |one: &&mut Listener| (one.client, one.number) == (accepted.client, accepted.number);
         if let Some(listener) = listener.filter(of) {
             listener.waiting = listener.waiting.saturating_sub(1);
+        }
+        if let Some((key, place)) = accepted.direct {
+            self.drop_direct(key, place.number);
         }
         self.in_part(at, |part| part.refuse(number));
         self.answer_waiting(accepted.port);
@@ -189,13 +200,15 @@ impl Daemon {
             domain,
             from,
             port,
+            direct,
             until: _,
         } = request;
-        let message = match self.accept(peer, domain, from, port) {
-            Ok((domain, offer)) => Message::Accept {
+        let message = match self.accept(peer, domain, from, port, direct) {
+            Ok((domain, offer, direct)) => Message::Accept {
                 token,
                 domain,
                 offer,
+                direct,
             },
             Err(why) => Message::Refuse { token, why },
         };
@@ -209,7 +222,8 @@ impl Daemon {
         from_domain: DomainId,
         from: SocketAddr,
         port: u16,
-    ) -> Result<(DomainId, Offer), Refusal> {
+        direct: Option<u64>,
+    ) -> Result<(DomainId, Offer, Option<DirectOffer>), Refusal> {
         let known = self.peers.get(&peer).and_then(|of| of.known);
         if known.is_none_or(|(address, _)| address != from.ip()) {
             return Err(Refusal::Denied);
@@ -231,7 +245,18 @@ impl Daemon {
             domain: from_domain,
         };
         let local = SocketAddr::new(self.identity.address, port);
-        let (at, offer, _) = self.open(peer, client, group, local, from)?;
+        let direct = direct.filter(|_| self.direct_session(client, peer).is_some());
+        let direct = direct.and_then(|other| {
+            let own = client;
+            let key = PairKey { own, peer, other };
+            Some((key, self.open_direct(key, true)?))
+        });
+        let opened = self.open(peer, client, group, (local, from), direct);
+        let (at, offer, handle) = opened.inspect_err(|_| {
+            if let Some((key, place)) = direct {
+                self.drop_direct(key, place.number);
+            }
+        })?;
         if let Some(listener) = self.ports.get_mut(&port) {
             listener.waiting += 1;
         }
@@ -243,11 +268,17 @@ impl Daemon {
                 from: from_domain,
                 until: None,
                 is_dropped: false,
+                direct,
+                handle,
             };
             self.has_new_requests = true;
             of.accepted.insert((at.domain, offer.number), accepted);
         }
-        Ok((id, offer))
+        let direct = direct.map(|(_, place)| DirectOffer {
+            session: client.0,
+            place,
+        });
+        Ok((id, offer, direct))
     }
 
     /// Makes this host's end of a connection for an application, at the worker that carries the links to `peer`.
@@ -257,9 +288,10 @@ impl Daemon {
         peer: PeerId,
         client: SessionId,
         group: QpGroupKey,
-        local: SocketAddr,
-        remote: SocketAddr,
+        (local, remote): (SocketAddr, SocketAddr),
+        direct: Option<(PairKey, DirectPlace)>,
     ) -> Result<(DomainPart, Offer, u32), Refusal> {
+        let direct = direct.and_then(|(key, place)| Some((self.pair_memory(key)?, place.number)));
         let opens = self.opens(peer);
         let of = self.peers.get(&peer).ok_or(Refusal::Unreachable)?;
         let worker = of.worker;
@@ -280,7 +312,7 @@ impl Daemon {
         let at = DomainPart { worker, domain };
         let opened = self.in_part(at, |part| {
             let group = part.qp_group(group, opens)?;
-            part.open(group, session, handle as u32, local, remote)
+            part.open(group, session, handle as u32, (local, remote), direct)
         });
         let opened = opened.unwrap_or(Err(Refusal::Memory));
         let of = self.clients.get_mut(&id);
@@ -299,7 +331,7 @@ impl Daemon {
         peer: PeerId,
         request_connection: PendingConnect,
         there: DomainId,
-        offer: Offer,
+        (offer, direct): (Offer, Option<DirectOffer>),
     ) {
         let cancel = Message::Cancel {
             domain: there,
@@ -319,8 +351,23 @@ impl Daemon {
             request_connection.local,
             request_connection.to,
         );
-        match self.open(peer, client, group, local, to) {
-            Ok((at, own, _)) => {
+        let direct = direct.filter(|_| self.direct_session(client, peer).is_some());
+        let direct = direct.and_then(|theirs| {
+            let key = PairKey {
+                own: client,
+                peer,
+                other: theirs.session,
+            };
+            Some((key, self.open_direct(key, false)?, theirs.place))
+        });
+        let opens = direct.map(|(key, place, _)| (key, place));
+        match self.open(peer, client, group, (local, to), opens) {
+            Ok((at, own, handle)) => {
+                let ends = direct.map(|(key, own, theirs)| {
+                    self.note_direct(handle, key, own.number, theirs.number);
+                    self.direct_end(key, own, theirs)
+                });
+                let ends = ends.flatten();
                 let connected = self.in_part(at, |part| {
                     let end = part.connect(own.number, offer);
                     (end, part.is_link_proven(own.number))
@@ -329,10 +376,18 @@ impl Daemon {
                     domain: there,
                     number: offer.number,
                     offer: own,
+                    direct: ends.map(|ends| DirectOffer {
+                        session: client.0,
+                        place: ends.outgoing,
+                    }),
                 };
                 self.say(peer, &confirm);
                 match connected {
                     Some((Some((_, end)), is_proven)) => {
+                        let end = End {
+                            direct: ends,
+                            ..end
+                        };
                         let unproven = UnprovenConnection {
                             request: request_connection,
                             group,
@@ -347,6 +402,9 @@ impl Daemon {
                 }
             }
             Err(why) => {
+                if let Some((key, place, _)) = direct {
+                    self.drop_direct(key, place.number);
+                }
                 self.say(peer, &cancel);
                 self.refuse(&request_connection, why);
             }
@@ -410,7 +468,7 @@ impl Daemon {
         at: DomainPart,
         number: Vqpn,
         accepted: PendingAccept,
-        offer: Offer,
+        (offer, direct): (Offer, Option<DirectOffer>),
     ) {
         let group = self.in_part(at, |part| part.qp_group_of(number));
         let Some(group) = group else {
@@ -437,9 +495,20 @@ impl Daemon {
             }
             Some(end)
         });
+        // From here on the end is of a connection, and with it what it has of the pair.
+        let direct = accepted.direct.zip(direct);
+        let direct = direct.filter(|((key, _), theirs)| key.other == theirs.session);
+        let direct = direct.and_then(|((key, own), theirs)| {
+            self.note_direct(accepted.handle, key, own.number, theirs.place.number);
+            self.direct_end(key, own, theirs.place)
+        });
+        if let (Some((key, own)), None) = (accepted.direct, direct) {
+            self.drop_direct(key, own.number);
+        }
         let (Some(Some(end)), Some((client, number))) = (end, listener) else {
             return;
         };
+        let end = End { direct, ..end };
         let incoming = Reply::Incoming {
             listener: number,
             end,

@@ -52,6 +52,7 @@ impl Daemon {
             nonce: self.nonces.another(),
             other: None,
             called,
+            is_local: false,
             worker: WorkerId::FIRST,
             watch: None,
             wishes: Slab::new(),
@@ -233,6 +234,7 @@ impl Daemon {
         }
         self.routes
             .retain(|_, route| !matches!(route, PeerRoute::Up(to) if *to == peer));
+        self.lose_pairs(peer);
         for (_, request_connection) in gone.wishes {
             self.refuse(&request_connection, Refusal::Unreachable);
         }
@@ -478,6 +480,7 @@ impl Daemon {
                 domain,
                 from,
                 port,
+                direct,
             } => {
                 self.incoming(IncomingRequest {
                     peer,
@@ -485,6 +488,7 @@ impl Daemon {
                     domain,
                     from,
                     port,
+                    direct,
                     until: None,
                 });
             }
@@ -492,10 +496,11 @@ impl Daemon {
                 token,
                 domain,
                 offer,
+                direct,
             } => {
                 let wishes = &mut self.peers.get_mut(&peer)?.wishes;
                 let request_connection = wishes.try_remove(token as usize)?;
-                self.accepted(peer, request_connection, domain, offer);
+                self.accepted(peer, request_connection, domain, (offer, direct));
             }
             Message::Refuse { token, why } => {
                 let wishes = &mut self.peers.get_mut(&peer)?.wishes;
@@ -506,12 +511,17 @@ impl Daemon {
                 domain,
                 number,
                 offer,
+                direct,
             } => {
                 let at = self.make_part_for_peer(peer, domain)?;
                 let accepted = &mut self.peers.get_mut(&peer)?.accepted;
                 let accepted = accepted.remove(&(domain, number))?;
-                self.confirmed(peer, at, number, accepted, offer);
+                self.confirmed(peer, at, number, accepted, (offer, direct));
             }
+            // Without its file, which the other daemon had too few descriptors for, or which came over TCP.
+            Message::PairMemory { .. } | Message::PairSocket { .. } => return None,
+            Message::DirectOver { ends, number } => self.peer_direct_over(peer, ends, number),
+            Message::PairOver { ends } => self.pair_over(peer, ends),
             Message::Missed { domain, number } => {
                 let at = self.make_part_for_peer(peer, domain)?;
                 let missed = self.in_part(at, |part| {

@@ -72,11 +72,12 @@ impl Daemon {
                     continue;
                 }
                 domain::Output::HandleFreed { session, handle } => {
-                    if let Some(session) = self.by_session.get(&(at, session))
-                        && let Some(client) = self.clients.get_mut(session)
+                    if let Some(&id) = self.by_session.get(&(at, session))
+                        && let Some(client) = self.clients.get_mut(&id)
                         && let Some(session) = &mut client.session
                     {
                         session.handles.try_remove(handle as usize);
+                        self.direct_over(id, handle);
                     }
                     continue;
                 }

@@ -219,6 +219,7 @@ impl Domain {
         context.collect();
         context.want_memory();
         let connection = &mut *context.connection;
+        connection.serve_direct();
         connection
             .ingress
             .grow(&mut context.session.memory, ring_max);

@@ -1,15 +1,13 @@
 //! Sockets of applications.
 
-use std::collections::VecDeque;
-use std::sync::Arc;
-
 use headworks_client::socket_message::Reply;
 use headworks_net::packets::{Packet, PacketSocket, RecvOutcome};
-use headworks_verbs::Buffer;
 use rustix::event::epoll;
+use std::collections::VecDeque;
 
 use super::subscriptions::SubscriptionRefused;
 use super::{BATCH, Inner, Token};
+use crate::daemon::OutputFile;
 use crate::ids::{SessionId, Tenant};
 
 /// Maximum number of packets queued for an application that does not receive. Beyond it, the application is
@@ -18,8 +16,8 @@ const UNSENT_MAX: usize = 65_536;
 /// Maximum number of packets read from an application that does not receive any more. A socket holds fewer.
 const LAST_MAX: usize = 4096;
 
-/// A packet, and the slab that it names.
-type Outgoing = (Vec<u8>, Option<Arc<dyn Buffer>>);
+/// A packet, and the file that comes with it.
+type Outgoing = (Vec<u8>, Option<OutputFile>);
 
 /// Socket of an application, with the packets that it had no room for.
 pub(super) struct Attached {
@@ -97,16 +95,11 @@ impl Inner {
         self.close_session(session);
     }
 
-    pub(super) fn send(
-        &mut self,
-        session: SessionId,
-        packet: Vec<u8>,
-        slab: Option<Arc<dyn Buffer>>,
-    ) {
+    pub(super) fn send(&mut self, session: SessionId, packet: Vec<u8>, file: Option<OutputFile>) {
         let Some(attached) = self.sessions.get_mut(&session) else {
             return;
         };
-        attached.unsent.push_back((packet, slab));
+        attached.unsent.push_back((packet, file));
         self.unsent.insert(session);
         if attached.unsent.len() > UNSENT_MAX {
             let process = name_of(&attached.socket);
@@ -221,9 +214,9 @@ impl Attached {
     /// Sends queued packets as far as there is room. Returns false if the application is gone.
     fn flush(&mut self) -> bool {
         self.is_full = false;
-        while let Some((packet, slab)) = self.unsent.front() {
-            let file = slab.as_ref().and_then(|slab| slab.file());
-            if slab.is_some() && file.is_none() {
+        while let Some((packet, passed)) = self.unsent.front() {
+            let file = passed.as_ref().and_then(OutputFile::as_fd);
+            if passed.is_some() && file.is_none() {
                 tracing::warn!("the device's memory cannot be shared with applications");
                 return false;
             }

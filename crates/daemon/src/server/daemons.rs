@@ -10,7 +10,8 @@ use headworks_verbs::Duration;
 use rustix::io::Errno;
 
 use super::{BATCH, Inner, ServerMessage, Token};
-use crate::control;
+use crate::control::{self, Message};
+use crate::daemon::OutputFile;
 use crate::ids::PeerId;
 
 /// How long another host may take to answer a dial.
@@ -52,6 +53,9 @@ impl Inner {
     }
 
     fn meet(&mut self, peer: PeerId, control: ControlStream) {
+        if control.is_local() {
+            self.daemon.peer_is_local(peer);
+        }
         if self.watch(&control, Token::Peer(peer)).is_err() {
             self.daemon.peer_gone(peer);
             return;
@@ -109,7 +113,16 @@ impl Inner {
             };
             match control.recv_control() {
                 Ok(Some(message)) if message.len() <= control::MESSAGE_MAX => {
-                    self.daemon.peer_message(peer, &message);
+                    match Message::carries_file(&message) {
+                        true => match control.take_file() {
+                            Some(file) => self.daemon.peer_file(peer, &message, file),
+                            // The process has too few descriptors, and the file is lost.
+                            None => tracing::warn!(
+                                "a file of another daemon is lost; raise the limit of open files"
+                            ),
+                        },
+                        false => self.daemon.peer_message(peer, &message),
+                    }
                 }
                 Ok(None) => return,
                 Ok(Some(_)) | Err(_) => return self.lose(peer),
@@ -142,6 +155,26 @@ impl Inner {
                     true => tracing::debug!("cannot send a farewell to another daemon: {error}"),
                     false => tracing::warn!("cannot send a message to another daemon: {error}"),
                 }
+                self.lose(peer);
+            }
+        }
+    }
+
+    pub(super) fn say_with_file(&mut self, peer: PeerId, message: &[u8], file: &OutputFile) {
+        let Some(control) = self.peers.get_mut(&peer) else {
+            return;
+        };
+        let file = file.as_fd().and_then(|file| file.try_clone_to_owned().ok());
+        let Some(file) = file else {
+            tracing::warn!(
+                "a file cannot be passed to another daemon; raise the limit of open files"
+            );
+            return;
+        };
+        match control.send_control_with_file(message, file) {
+            Ok(()) => drop(self.unsaid.insert(peer)),
+            Err(error) => {
+                tracing::warn!("cannot pass a file to another daemon: {error}");
                 self.lose(peer);
             }
         }

@@ -117,6 +117,8 @@ impl Listener {
         self.shared.exchange_now(&mut state)?;
         if let Some(connection) = self.take(&mut state) {
             self.shared.exchange_now(&mut state)?;
+            // A new stream asks the session for the socket of its pair.
+            drop(state);
             return Ok(Some(Stream::new(&self.shared, connection)));
         }
         if state.is_gone {

@@ -3,15 +3,15 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering, fence};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use headworks_client::connection::ConnectionShared;
 use headworks_client::control_block::{Arrived, Room};
-use headworks_client::{ControlBlock, WakeSet};
+use headworks_client::{ContractError, WakeSet};
 use headworks_net::waiting::PollHistory;
 use headworks_net::{WaitPhase, Waiter, WakeReason, clock};
-use headworks_shm::fence_after_arms;
+use headworks_shm::{EventCount, fence_after_arms};
 use headworks_verbs::Instant;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, epoll, eventfd};
 use slab::Slab;
@@ -145,8 +145,8 @@ pub struct Poller {
     epoll: Arc<OwnedFd>,
     waker: Arc<PollerWaker>,
     streams: Slab<PolledStream>,
-    /// Places in `streams`, by the ready set and the handle.
-    by_handle: HashMap<(usize, u32), usize>,
+    /// Places in `streams`, by a ready set and the number there.
+    by_name: HashMap<(usize, u32), usize>,
     /// The ready sets of all streams that were ever added.
     sets: Vec<WakeSet>,
     /// Streams that may be ready: they are not armed. `is_unsettled` of each tells that it is here.
@@ -158,6 +158,8 @@ pub struct Poller {
     packets_seen: u64,
     are_sets_armed: bool,
     is_gone: bool,
+    /// Number of pairs whose peer was gone when the streams were looked at.
+    pairs_gone: u64,
     waiter: Waiter,
     history: PollHistory,
     /// Calls that found something since the session's socket was looked at.
@@ -168,9 +170,9 @@ struct PolledStream {
     key: u64,
     interest: Interest,
     state: Arc<PollState>,
-    block: ControlBlock,
-    set: usize,
-    handle: u32,
+    known: ConnectionShared,
+    /// The sets that name it, and its number in each.
+    names: Vec<(usize, u32)>,
     is_unsettled: bool,
     /// What was last reported as readable.
     reported: Option<Arrived>,
@@ -188,10 +190,8 @@ struct PolledListener {
 pub(super) struct PollState {
     /// Whether the stream is in the poller still.
     is_active: AtomicBool,
-    /// Whether a call found no room, and what it saw of the room.
-    is_blocked: AtomicBool,
-    freed: AtomicU64,
-    ring: AtomicU64,
+    /// What the last call that found no room saw of the room, if no room was found since.
+    blocked: Mutex<Option<Room>>,
 }
 
 impl PollState {
@@ -204,19 +204,13 @@ impl PollState {
         self.is_active.store(false, Ordering::Release);
     }
 
-    /// Records that a call found no room.
+    /// Records that a call found no room, and what it saw of the room.
     pub(super) fn block(&self, seen: Room) {
-        self.freed.store(seen.freed, Ordering::Relaxed);
-        self.ring.store(seen.ring, Ordering::Relaxed);
-        self.is_blocked.store(true, Ordering::Release);
+        *self.blocked() = Some(seen);
     }
 
-    /// What the last call that found no room saw, if no call found room since.
-    fn blocked(&self) -> Option<Room> {
-        self.is_blocked.load(Ordering::Acquire).then(|| Room {
-            freed: self.freed.load(Ordering::Relaxed),
-            ring: self.ring.load(Ordering::Relaxed),
-        })
+    fn blocked(&self) -> MutexGuard<'_, Option<Room>> {
+        self.blocked.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -314,7 +308,7 @@ impl Poller {
         let waker = Arc::new(PollerWaker::new()?);
         let watch = |errno: rustix::io::Errno| system("epoll")(errno.into());
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(watch)?;
-        for fd in [shared.socket_fd(), waker.fd.as_fd()] {
+        for fd in [shared.socket_fd(), shared.pairs_fd(), waker.fd.as_fd()] {
             let data = epoll::EventData::new_u64(0);
             epoll::add(&epoll, fd, data, epoll::EventFlags::IN).map_err(watch)?;
         }
@@ -324,7 +318,7 @@ impl Poller {
             epoll: Arc::new(epoll),
             waker,
             streams: Slab::new(),
-            by_handle: HashMap::new(),
+            by_name: HashMap::new(),
             sets: Vec::new(),
             unsettled: Vec::new(),
             armed: Vec::new(),
@@ -332,6 +326,7 @@ impl Poller {
             packets_seen: 0,
             are_sets_armed: false,
             is_gone: false,
+            pairs_gone: 0,
             waiter: Waiter::default(),
             history: PollHistory::default(),
             calls: 0,
@@ -359,25 +354,25 @@ impl Poller {
         self.shared.check()?;
         self.check_session(stream.shared())?;
         let known = stream.known()?;
-        let set = self.set_of(&known)?;
+        let names = self.names_of(&known)?;
         let state = stream.connection().polled.enter();
         let state = state.ok_or(ServiceError::InPoller)?;
-        let handle = known.handle();
         let place = self.streams.insert(PolledStream {
             key,
             interest,
             state,
-            block: known.block().clone(),
-            set,
-            handle,
+            known,
+            names: names.clone(),
             is_unsettled: true,
             reported: None,
             is_room_reported: false,
         });
         self.unsettled.push(place);
-        if let Some(before) = self.by_handle.insert((set, handle), place) {
-            // A stream that was dropped; its number was given to this one.
-            self.forget(before);
+        for name in names {
+            if let Some(before) = self.by_name.insert(name, place) {
+                // A stream that was dropped; its number was given to this one.
+                self.forget(before);
+            }
         }
         Ok(())
     }
@@ -405,9 +400,7 @@ impl Poller {
         let place = self.place_of(stream)?;
         let polled = &self.streams[place];
         polled.state.leave();
-        polled.block.event_count().disarm();
-        polled.block.room_event_count().disarm();
-        self.by_handle.remove(&(polled.set, polled.handle));
+        polled.event_counts().for_each(EventCount::disarm);
         self.forget(place);
         Ok(())
     }
@@ -554,6 +547,7 @@ impl Poller {
             Ok(()) | Err(ServiceError::DaemonGone | ServiceError::Refused(_)) => {}
             Err(error) => return Err(error),
         }
+        self.look_at_pairs()?;
         if is_gone && !std::mem::replace(&mut self.is_gone, true) {
             // Level-triggered for good: a socket that is hung up cannot be slept on.
             let _ = epoll::delete(&*self.epoll, self.shared.socket_fd());
@@ -562,6 +556,20 @@ impl Poller {
                 self.streams[place].forget_reports();
                 self.unsettle(place);
             }
+        }
+        Ok(())
+    }
+
+    /// Handles what has come at the sockets of pairs. All streams may have news if a peer is gone.
+    fn look_at_pairs(&mut self) -> Result<(), ServiceError> {
+        let mut state = self.shared.lock()?;
+        self.shared.drain_pairs(&mut state)?;
+        let pairs_gone = state.pairs.gone;
+        drop(state);
+        if pairs_gone != self.pairs_gone {
+            self.pairs_gone = pairs_gone;
+            let all: Vec<usize> = self.streams.iter().map(|(place, _)| place).collect();
+            all.into_iter().for_each(|place| self.unsettle(place));
         }
         Ok(())
     }
@@ -605,8 +613,8 @@ impl Poller {
             };
             polled.is_unsettled = false;
             if !polled.state.is_active() {
-                self.by_handle.remove(&(polled.set, polled.handle));
-                self.streams.remove(place);
+                let over = self.streams.remove(place);
+                over.take_from(&mut self.by_name, place);
                 continue;
             }
             match polled.report(self.is_gone) {
@@ -642,7 +650,7 @@ impl Poller {
         let (streams, unsettled) = (&mut self.streams, &mut self.unsettled);
         for (at, set) in self.sets.iter().enumerate() {
             set.drain(|handle| {
-                let place = self.by_handle.get(&(at, handle));
+                let place = self.by_name.get(&(at, handle));
                 let place = place.filter(|place| streams.contains(**place));
                 if let Some(place) = place
                     && !std::mem::replace(&mut streams[*place].is_unsettled, true)
@@ -660,9 +668,11 @@ impl Poller {
     }
 
     fn forget(&mut self, place: usize) {
-        // Its place may be used again at once.
-        self.unsettled.retain(|one| *one != place);
-        self.streams.try_remove(place);
+        if let Some(over) = self.streams.try_remove(place) {
+            over.take_from(&mut self.by_name, place);
+            // Its place may be used again at once.
+            self.unsettled.retain(|one| *one != place);
+        }
     }
 
     fn check_session(&self, of: &Arc<SharedSession>) -> Result<(), ServiceError> {
@@ -677,7 +687,7 @@ impl Poller {
         let state = stream.connection().polled.current();
         let state = state.ok_or(ServiceError::NotInPoller)?;
         let handle = stream.handle();
-        let places = (0..self.sets.len()).filter_map(|set| self.by_handle.get(&(set, handle)));
+        let places = (0..self.sets.len()).filter_map(|set| self.by_name.get(&(set, handle)));
         let mut its = places.filter(|place| {
             let own = self.streams.get(**place);
             own.is_some_and(|own| Arc::ptr_eq(&own.state, &state))
@@ -691,20 +701,28 @@ impl Poller {
         self.sets.iter().position(is_same)
     }
 
-    fn set_of(&mut self, known: &ConnectionShared) -> Result<usize, ServiceError> {
-        let old =
-            headworks_client::ContractError::Message("the daemon serves no pollers: update it");
+    /// Returns the sets that name a connection, and its number in each.
+    fn names_of(&mut self, known: &ConnectionShared) -> Result<Vec<(usize, u32)>, ServiceError> {
+        let old = ContractError::Message("the daemon serves no pollers: update it");
         let set = known.ready().ok_or(old)?;
-        Ok(match self.find_set(set) {
-            Some(at) => at,
-            None => {
-                self.sets.push(set.clone());
-                if self.are_sets_armed {
-                    set.event_count().arm(false);
-                }
-                self.sets.len() - 1
+        let mut names = vec![(self.place_of_set(set), known.handle())];
+        if let Some(direct) = known.direct() {
+            for (set, number) in [direct.arrived(), direct.room()] {
+                names.push((self.place_of_set(set), number));
             }
-        })
+        }
+        Ok(names)
+    }
+
+    fn place_of_set(&mut self, set: &WakeSet) -> usize {
+        if let Some(at) = self.find_set(set) {
+            return at;
+        }
+        self.sets.push(set.clone());
+        if self.are_sets_armed {
+            set.event_count().arm(false);
+        }
+        self.sets.len() - 1
     }
 }
 
@@ -724,10 +742,11 @@ impl Drop for Poller {
 impl PolledStream {
     /// Returns what is to be reported now.
     fn report(&mut self, is_gone: bool) -> Option<PollEvent> {
-        let arrived = self.block.arrived();
+        let arrived = self.known.arrived();
+        let is_gone = is_gone && self.known.direct().is_none();
         let is_over = is_gone || arrived.status.reset.is_some();
         let is_readable = self.interest.receive && {
-            let has_some = arrived.tail != self.block.consumed() || arrived.status.is_ended;
+            let has_some = arrived.is_some || arrived.status.is_ended;
             let is_news = !self.interest.is_edge_triggered || self.reported != Some(arrived);
             (has_some || is_over) && is_news
         };
@@ -758,24 +777,43 @@ impl PolledStream {
 
     /// Whether there is room, as far as the stream's calls have not found otherwise.
     fn has_room(&mut self) -> bool {
-        let Some(seen) = self.state.blocked() else {
-            return true;
-        };
-        if self.block.room() == seen {
+        let mut blocked = self.state.blocked();
+        if blocked.is_some_and(|seen| seen == self.known.room_now()) {
             // The next room is news.
             self.is_room_reported = false;
             return false;
         }
-        self.state.is_blocked.store(false, Ordering::Relaxed);
+        *blocked = None;
         true
     }
 
     /// Arms the event counts, so that the daemon inserts the stream into the ready set.
     fn arm(&self) {
         // The status is reported with what arrives, so it is armed in any case.
-        self.block.event_count().arm_in_set();
-        if self.interest.send {
-            self.block.room_event_count().arm_in_set();
+        let count = if self.interest.send { 4 } else { 2 };
+        self.event_counts()
+            .take(count)
+            .for_each(EventCount::arm_in_set);
+    }
+
+    /// The event counts that tell of what arrives, at the daemon and on the direct path, and then those that tell of room.
+    /// Without a direct path each is there twice.
+    fn event_counts(&self) -> impl Iterator<Item = &EventCount> {
+        let block = self.known.block();
+        let direct = self.known.direct();
+        let incoming = direct.map_or(block, |direct| direct.incoming());
+        let outgoing = direct.map_or(block, |direct| direct.outgoing());
+        let arrived = [block.event_count(), incoming.event_count()];
+        let room = [block.room_event_count(), outgoing.room_event_count()];
+        arrived.into_iter().chain(room)
+    }
+
+    /// Removes the names of this stream, which was at `place`. Another stream may have some of them meanwhile.
+    fn take_from(&self, by_name: &mut HashMap<(usize, u32), usize>, place: usize) {
+        for name in &self.names {
+            if by_name.get(name) == Some(&place) {
+                by_name.remove(name);
+            }
         }
     }
 }

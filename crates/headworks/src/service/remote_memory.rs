@@ -176,12 +176,16 @@ impl Stream {
         let asked =
             |session: &mut headworks_client::Session| session.export(handle, extent, rights);
         match self.shared().answer(None, asked)? {
-            Answer::Exported(export_id) => Ok(Export {
-                memory: ManuallyDrop::new(place.take().expect("seen above")),
-                export_id,
-                of: WeakConnection::from(&self.writer.connection),
-                revoking: None,
-            }),
+            Answer::Exported(export_id) => {
+                // The other end's daemon hears of the export before the other end does.
+                self.writer.side()?.half.half.divert();
+                Ok(Export {
+                    memory: ManuallyDrop::new(place.take().expect("seen above")),
+                    export_id,
+                    of: WeakConnection::from(&self.writer.connection),
+                    revoking: None,
+                })
+            }
             _ => Err(UNEXPECTED_ANSWER.into()),
         }
     }

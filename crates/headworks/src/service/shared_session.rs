@@ -14,7 +14,7 @@ use std::thread::Thread;
 use headworks_client::connection::Connection;
 use headworks_client::session::Event;
 use headworks_client::socket_message::{Reply, Request};
-use headworks_client::{Extent, Session};
+use headworks_client::{ContractError, Extent, Session};
 use headworks_net::packets::{PacketSocket, RecvOutcome};
 use headworks_net::waiting::PollHistory;
 use headworks_net::{WaitPhase, Waiter, WakeReason, clock};
@@ -25,6 +25,7 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
 
 use super::leader_followers::LeaderFollowers;
+use super::pair_socket::PairSockets;
 use super::poller::PollerWaker;
 use super::{Refusal, ServiceError, system};
 
@@ -44,6 +45,8 @@ pub(super) struct SharedSession {
     packets: AtomicU64,
     /// Whether the daemon has hung up.
     is_hung_up: AtomicBool,
+    /// A duplicate of the descriptor of `pairs`, to sleep on without the lock.
+    pairs_fd: OwnedFd,
     made_by: ForkGeneration,
 }
 
@@ -51,8 +54,10 @@ pub(super) struct SharedSession {
 pub(super) struct SleepsOn {
     /// The connection's handle.
     pub(super) handle: u32,
-    /// Event count that the daemon notifies.
+    /// Event count that the daemon or, on the direct path, the peer notifies.
     pub(super) event_count: EventCountRef,
+    /// Whether the wait goes on when the daemon is gone.
+    pub(super) is_direct: bool,
 }
 
 /// Phase in which a waiter calls its condition.
@@ -100,6 +105,8 @@ pub(super) struct SessionState {
     /// Whether the socket has stayed full for as long as the daemon may leave it so.
     is_stuck: bool,
     waiters: LeaderFollowers<Waker>,
+    /// The sockets of the session's pairs.
+    pub(super) pairs: PairSockets,
     /// The pollers of the session, each of which may sleep until packets come.
     pub(super) pollers: Vec<Weak<PollerWaker>>,
     pub(super) is_gone: bool,
@@ -195,12 +202,16 @@ impl SharedSession {
                     source,
                 },
             })?;
+        let pairs = PairSockets::new()?;
+        let pairs_fd = pairs.as_fd().try_clone_to_owned();
         let shared = Self {
+            pairs_fd: pairs_fd.map_err(system("a descriptor"))?,
             socket,
             patience,
             path: path.to_owned(),
             state: Mutex::new(SessionState {
-                session: Session::new(name),
+                session: Session::new(name).with_direct_path(),
+                pairs,
                 answers: BTreeMap::new(),
                 incoming: BTreeMap::new(),
                 given_up: BTreeSet::new(),
@@ -294,13 +305,23 @@ impl SharedSession {
                     let file = packet.files.into_iter().next();
                     is_for_all |= file.is_some();
                     let reply = Reply::decode(&packet.bytes);
-                    let segment = file.map(|file| match reply {
-                        Ok(Reply::Slab {
-                            is_read_only: true, ..
-                        }) => SharedSegment::attach_read_only(file),
-                        _ => SharedSegment::attach(file),
-                    });
-                    let segment = segment.transpose()?;
+                    let segment = match (reply, file) {
+                        (_, None) => None,
+                        (Ok(Reply::PairSocket { pair }), Some(file)) => {
+                            let known = state.session.pair(pair);
+                            let is_peer_gone = known.map(|pair| pair.is_peer_gone.clone());
+                            let unknown = ContractError::Message("a socket of an unknown pair");
+                            state.pairs.add(pair, file, is_peer_gone.ok_or(unknown)?)?;
+                            None
+                        }
+                        (
+                            Ok(Reply::Slab {
+                                is_read_only: true, ..
+                            }),
+                            Some(file),
+                        ) => Some(SharedSegment::attach_read_only(file)?),
+                        (_, Some(file)) => Some(SharedSegment::attach(file)?),
+                    };
                     let view = segment.map(|segment| View::from(Arc::new(segment)));
                     state.session.input(&packet.bytes, view)?;
                 }
@@ -339,6 +360,7 @@ impl SharedSession {
                 }
                 Event::Revoked { request } => state.settle(request, Ok(Answer::Revoked)),
                 Event::Watched { request } => state.settle(request, Ok(Answer::Watched)),
+                Event::PairSocket { .. } => {}
                 Event::Refused { request, why } => state.settle(request, Err(why)),
                 Event::Incoming {
                     listener,
@@ -381,6 +403,36 @@ impl SharedSession {
     /// Whether the daemon has hung up, as far as this process has read its packets.
     pub(super) fn is_hung_up(&self) -> bool {
         self.is_hung_up.load(Ordering::Acquire)
+    }
+
+    /// Handles what has come at the sockets of the session's pairs: wakes everyone who may wait for it.
+    pub(super) fn drain_pairs(&self, state: &mut SessionState) -> Result<(), ServiceError> {
+        if state.pairs.is_empty() {
+            return Ok(());
+        }
+        let (had_some, gone) = state.pairs.drain();
+        gone.iter()
+            .for_each(|pair| state.session.forget_pair(*pair));
+        if !had_some {
+            return Ok(());
+        }
+        self.packets.fetch_add(1, Ordering::Release);
+        let pollers = state.pollers.iter().filter_map(Weak::upgrade);
+        pollers.for_each(|poller| poller.wake_if_asleep());
+        for (is_leader, _, waker) in state.waiters.iter() {
+            match is_leader {
+                true => self.wake_leader()?,
+                // The others are woken by their event counts, but not by the end of a peer.
+                false if gone.is_empty() => {}
+                false => waker.wake(),
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns the descriptor that is readable while something has come at the sockets of the session's pairs.
+    pub(super) fn pairs_fd(&self) -> BorrowedFd<'_> {
+        self.pairs_fd.as_fd()
     }
 
     /// Returns the address that the daemon serves, if it tells.
@@ -536,7 +588,8 @@ impl SharedSession {
         let mut state = self.lock()?;
         let number = state.waiters.enter(on, waker.clone());
         drop(state);
-        let waited = self.sleep(&waker, number, deadline, look);
+        let is_direct = sleeps_on.is_some_and(|on| on.is_direct);
+        let waited = self.sleep(&waker, (number, is_direct), deadline, look);
         self.lock()?.waiters.leave(number, Waker::wake);
         waited
     }
@@ -587,17 +640,24 @@ impl SharedSession {
     fn sleep<T>(
         &self,
         waker: &Waker,
-        number: u64,
+        (number, is_direct): (u64, bool),
         deadline: Option<Instant>,
         mut look: impl FnMut(LookFor<'_>) -> Result<Option<T>, ServiceError>,
     ) -> Result<T, ServiceError> {
+        let mut has_pairs = false;
         loop {
-            let is_leader;
+            let (is_leader, is_gone);
             {
                 let mut state = self.lock()?;
                 is_leader = state.waiters.is_leader(number);
                 if is_leader {
-                    self.exchange(&mut state)?;
+                    match self.exchange(&mut state) {
+                        Err(ServiceError::DaemonGone | ServiceError::Refused(_)) if is_direct => {}
+                        exchanged => exchanged?,
+                    }
+                    if std::mem::take(&mut has_pairs) {
+                        self.drain_pairs(&mut state)?;
+                    }
                 }
                 let by = match waker {
                     Waker::EventCount(_) if !is_leader => WakeBy::Word,
@@ -606,7 +666,8 @@ impl SharedSession {
                 if let Some(found) = look(LookFor::Sleep(&mut state, by))? {
                     return Ok(found);
                 }
-                if state.is_gone {
+                is_gone = state.is_gone;
+                if is_gone && !is_direct {
                     return Err(ServiceError::DaemonGone);
                 }
             }
@@ -617,12 +678,18 @@ impl SharedSession {
             let left = left.map(|left| std::time::Duration::from_nanos(left.nanos()));
             match waker {
                 _ if is_leader => {
+                    // The socket of a daemon that is gone is readable for good.
                     let mut fds = [
                         PollFd::new(&self.leader_wake, PollFlags::IN),
+                        PollFd::new(&self.pairs_fd, PollFlags::IN),
                         PollFd::new(&self.socket, PollFlags::IN),
                     ];
-                    headworks_net::waiting::sleep(&mut fds, deadline).map_err(system("waiting"))?;
-                    let _ = rustix::io::read(&self.leader_wake, &mut [0; 8]);
+                    let fds = if is_gone { &mut fds[..2] } else { &mut fds[..] };
+                    headworks_net::waiting::sleep(fds, deadline).map_err(system("waiting"))?;
+                    has_pairs = !fds[1].revents().is_empty();
+                    if !fds[0].revents().is_empty() {
+                        let _ = rustix::io::read(&self.leader_wake, &mut [0; 8]);
+                    }
                 }
                 Waker::EventCount(event_count) => event_count.sleep(left),
                 Waker::Thread(_) => match left {

@@ -61,8 +61,15 @@ pub(super) struct SendSide {
 
 impl Stream {
     pub(super) fn new(shared: &Arc<SharedSession>, connection: Box<Connection>) -> Self {
+        let direct = connection.direct().map(|direct| {
+            // In a forked child, which can use nothing of it, there is no socket.
+            let state = shared.lock().ok();
+            let socket = state.and_then(|state| state.pairs.get(direct.pair()));
+            (direct.clone(), socket)
+        });
         let link = Arc::new(ServiceConnection {
             shared: shared.clone(),
+            direct,
             handle: connection.handle(),
             local: connection.local(),
             peer: connection.peer(),
@@ -117,6 +124,11 @@ impl Stream {
     /// Returns the other end's address and port.
     pub fn peer_addr(&self) -> SocketAddr {
         self.writer.connection.peer
+    }
+
+    /// Whether the connection is direct: both ends are on this machine, and bytes go between them without the daemons.
+    pub fn is_direct(&self) -> bool {
+        self.writer.connection.direct.is_some()
     }
 
     /// Makes another handle of the same connection, with the same limits. From now on each call of either handle takes
@@ -570,12 +582,26 @@ impl Reader {
     pub fn peek(&mut self) -> Result<Peeked<'_>, ServiceError> {
         self.connection.shared.check()?;
         let mut side = self.cell.borrow();
-        let view = side.wait(&self.limits, |receiving| {
+        let lent = side.wait(&self.limits, |receiving| {
             // Read before the peek: bytes that arrived before a reset or an end can still be received.
             let status = receiving.status();
-            let extent = receiving.peek()?;
-            if extent.len > 0 || (status.is_ended && !receiving.is_withheld()) {
-                return Ok((Some(receiving.slabs().view(extent)?), Wake::No));
+            let direct = receiving.peek_direct()?;
+            let (len, lent) = match direct {
+                // The peer can change them at any time, so the caller gets a copy.
+                Some(view) => {
+                    let mut bytes = vec![0; view.len().min(COPIED_MAX)];
+                    let read = view.read(0, &mut bytes);
+                    debug_assert_eq!(read, Ok(()), "within the view");
+                    (bytes.len(), Lent::Copied(bytes))
+                }
+                None => {
+                    let extent = receiving.peek()?;
+                    let view = receiving.slabs().view(extent)?;
+                    (view.len(), Lent::InPlace(view))
+                }
+            };
+            if len > 0 || (status.is_ended && !receiving.is_withheld()) {
+                return Ok((Some(lent), Wake::No));
             }
             match status.reset {
                 Some(why) if !receiving.is_withheld() => Err(ServiceError::Reset(why)),
@@ -583,7 +609,7 @@ impl Reader {
                 _ => Ok((None, Wake::No)),
             }
         })?;
-        Ok(Peeked { side, view })
+        Ok(Peeked { side, lent })
     }
 
     /// Receives the next bytes without a copy where that is possible: at least one, or none if the stream has ended. The
@@ -599,7 +625,10 @@ impl Reader {
             // Read before looking: bytes that arrived before the end, or before a reset, can still be received.
             let status = receiving.status();
             // Found before keeping: what arrives in between can be kept the next time, and is not copied.
-            let here = receiving.peek()?.len as usize;
+            let here = match receiving.peek_direct()? {
+                Some(view) => view.len(),
+                None => receiving.peek()?.len as usize,
+            };
             let (kept, wakes) = receiving.keep()?;
             if let Some((extent, memory)) = kept {
                 let view = receiving.slabs().view(extent)?;
@@ -652,7 +681,15 @@ impl StreamHalf<ReceiveHalf> {
 /// Received bytes, lent in place.
 pub struct Peeked<'s> {
     side: HalfGuard<'s, StreamHalf<ReceiveHalf>>,
-    view: View,
+    lent: Lent,
+}
+
+/// Where lent bytes are.
+enum Lent {
+    /// In memory that only the daemon writes.
+    InPlace(View),
+    /// In a copy.
+    Copied(Vec<u8>),
 }
 
 impl Peeked<'_> {
@@ -663,11 +700,9 @@ impl Peeked<'_> {
     /// [`ServiceError::DaemonGone`].
     pub fn consume(mut self, bytes: usize) -> Result<(), ServiceError> {
         self.side.connection.shared.check()?;
-        let bytes = bytes.min(self.view.len()) as u64;
-        match self.side.half.consume(bytes) {
-            Wake::Needed => self.side.connection.shared.wake(),
-            Wake::No => Ok(()),
-        }
+        let bytes = bytes.min(self.len()) as u64;
+        let wake = self.side.half.consume(bytes);
+        self.side.connection.wake(wake)
     }
 }
 
@@ -675,7 +710,10 @@ impl std::ops::Deref for Peeked<'_> {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        shared_memory::bytes(&self.view)
+        match &self.lent {
+            Lent::InPlace(view) => shared_memory::bytes(view),
+            Lent::Copied(bytes) => bytes,
+        }
     }
 }
 

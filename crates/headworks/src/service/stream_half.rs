@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError, Wea
 
 use headworks_client::connection::{ConnectionShared, ReceiveHalf, SendHalf, Wake};
 use headworks_client::control_block::Room;
+use headworks_client::direct::DirectShared;
 use headworks_client::slabs::Slabs;
 use headworks_net::waiting::PollHistory;
 use headworks_net::{WaitPhase, Waiter, WakeReason, clock};
@@ -13,6 +14,7 @@ use headworks_shm::WakeBy;
 use headworks_verbs::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags};
 
+use super::pair_socket::PairSocket;
 use super::poller::Polled;
 use super::readiness_socket::{Readiness, ReadinessSocket};
 use super::shared_session::{LookFor, SharedSession, SleepsOn};
@@ -42,6 +44,9 @@ pub(super) trait ConnectionHalf: Deref<Target = ConnectionShared> {
     /// that was not read from the session's socket, or because the daemon is moving the bytes.
     fn is_withheld(&self) -> bool;
 
+    /// Whether nothing more can happen in this direction without the daemon, on a direct connection.
+    fn needs_daemon(&self) -> bool;
+
     /// What the latest call saw of the room for what is sent; `None` of a half that only receives.
     fn room(&self) -> Option<Room>;
 }
@@ -55,6 +60,10 @@ impl ConnectionHalf for SendHalf {
 
     fn is_withheld(&self) -> bool {
         Self::is_withheld(self)
+    }
+
+    fn needs_daemon(&self) -> bool {
+        Self::needs_daemon(self)
     }
 
     fn room(&self) -> Option<Room> {
@@ -73,6 +82,10 @@ impl ConnectionHalf for ReceiveHalf {
         Self::is_withheld(self)
     }
 
+    fn needs_daemon(&self) -> bool {
+        Self::needs_daemon(self)
+    }
+
     fn room(&self) -> Option<Room> {
         None
     }
@@ -86,6 +99,8 @@ pub(super) struct ServiceConnection {
     pub(super) peer: SocketAddr,
     /// The descriptor by which the daemon signals readiness, once it was made.
     pub(super) readiness: OnceLock<Readiness>,
+    /// The direct path, if the connection has one, and the socket of its pair.
+    pub(super) direct: Option<(Arc<DirectShared>, Option<Arc<PairSocket>>)>,
     /// The poller that the connection is in.
     pub(super) polled: Polled,
 }
@@ -99,7 +114,38 @@ impl Drop for ServiceConnection {
             return;
         };
         state.session.close(self.handle);
+        if let Some((direct, _)) = &self.direct {
+            // If the daemon is gone, that concerns the next call.
+            direct
+                .close()
+                .into_iter()
+                .for_each(|wake| drop(self.wake(wake)));
+        }
         let _ = self.shared.exchange(&mut state);
+    }
+}
+
+impl ServiceConnection {
+    /// Wakes whoever must be woken after a call.
+    pub(super) fn wake(&self, wake: Wake) -> Result<(), ServiceError> {
+        match (wake, &self.direct) {
+            (Wake::No, _) => Ok(()),
+            (Wake::Needed, None) => self.shared.wake(),
+            // A direct connection goes on without the daemon.
+            (Wake::Needed, Some(_)) => {
+                let _ = self.shared.wake();
+                Ok(())
+            }
+            (Wake::PeerThread { of_room }, Some((direct, _))) => {
+                direct.event_count_of_peer(of_room).wake();
+                Ok(())
+            }
+            (Wake::PeerSocket, Some((_, socket))) => {
+                socket.iter().for_each(|socket| socket.wake());
+                Ok(())
+            }
+            (Wake::PeerThread { .. } | Wake::PeerSocket, None) => Ok(()),
+        }
     }
 }
 
@@ -266,12 +312,15 @@ impl<H: ConnectionHalf> StreamHalf<H> {
         limits: &CallLimits,
         mut act: impl FnMut(&mut H) -> Result<(Option<T>, Wake), ServiceError>,
     ) -> Result<T, ServiceError> {
-        let shared = &*self.connection.shared;
+        let connection = &*self.connection;
+        let shared = &*connection.shared;
         shared.check()?;
+        let is_direct = connection.direct.is_some();
         let mut act = |half: &mut H| -> Result<Option<T>, ServiceError> {
             let (done, wake) = act(half)?;
-            if wake == Wake::Needed {
-                shared.wake()?;
+            connection.wake(wake)?;
+            if is_direct && done.is_none() && shared.is_hung_up() && half.needs_daemon() {
+                return Err(ServiceError::DaemonGone);
             }
             Ok(done)
         };
@@ -290,7 +339,7 @@ impl<H: ConnectionHalf> StreamHalf<H> {
                     return Ok(done);
                 }
             }
-            if shared.is_hung_up() {
+            if shared.is_hung_up() && !is_direct {
                 return act(half)?.ok_or(ServiceError::DaemonGone);
             }
             if let Some(seen) = half.room() {
@@ -319,9 +368,14 @@ impl<H: ConnectionHalf> StreamHalf<H> {
         let is_known_why = half.status().reset.is_some();
         if limits.is_nonblocking && (!is_hung_up || is_known_why) {
             let mut state = shared.lock()?;
-            shared.exchange(&mut state)?;
+            match shared.exchange(&mut state) {
+                Err(ServiceError::DaemonGone | ServiceError::Refused(_)) if is_direct => {
+                    shared.drain_pairs(&mut state)?;
+                }
+                exchanged => exchanged?,
+            }
             half.refresh(state.session.slabs());
-            let is_gone = state.is_gone;
+            let is_gone = state.is_gone && !is_direct;
             drop(state);
             return match act(half)? {
                 Some(done) => Ok(done),
@@ -335,13 +389,26 @@ impl<H: ConnectionHalf> StreamHalf<H> {
             false => limits.until(),
         };
         let for_room = H::KIND == HalfKind::Send;
+        let direct = connection
+            .direct
+            .as_ref()
+            .map(|(direct, _)| match for_room {
+                true => direct.outgoing().event_count_ref(true),
+                false => direct.incoming().event_count_ref(false),
+            });
+        let told = half.block().event_count_ref(for_room);
         let on = SleepsOn {
             handle: self.connection.handle,
-            event_count: half.block().event_count_ref(for_room),
+            event_count: direct.unwrap_or_else(|| told.clone()),
+            is_direct,
         };
         let waited = shared.wait_on(&on, &mut self.history, deadline, |look| {
             if let LookFor::Sleep(state, by) = look {
                 half.refresh(state.session.slabs());
+                if is_direct {
+                    // The daemon tells by a packet, which the leader handles.
+                    told.arm(false);
+                }
                 match by {
                     WakeBy::Message | WakeBy::Set => on.event_count.arm(false),
                     WakeBy::Word => on.event_count.arm_to_sleep(),

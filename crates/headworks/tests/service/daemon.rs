@@ -21,6 +21,8 @@ const DIRECTORY: &str = "HEADWORKS_TEST_DIRECTORY";
 /// Address to which a child is to connect, and whether it drops its stream before it exits.
 const TO: &str = "HEADWORKS_TEST_TO";
 const DROPS: &str = "HEADWORKS_TEST_DROPS";
+const STAYS: &str = "HEADWORKS_TEST_STAYS";
+const DIRECT: &str = "HEADWORKS_TEST_DIRECT";
 /// Bytes that [`DaemonProcess::start_sender`] sends.
 pub(crate) const SENT: usize = 1 << 20;
 
@@ -47,14 +49,24 @@ pub(crate) fn until_asleep(thread: i32) {
 pub(crate) struct DaemonProcess {
     child: Child,
     directory: TempDir,
+    is_direct: bool,
 }
 
 impl DaemonProcess {
     /// Starts a daemon, and returns when it serves.
     pub(crate) fn start() -> Self {
+        Self::start_with(false)
+    }
+
+    /// Starts a daemon as [`start`](Self::start) does, whose connections are direct if `is_direct`.
+    pub(crate) fn start_with(is_direct: bool) -> Self {
         let directory = tempfile::tempdir().expect("a directory");
-        let child = start_daemon(&directory);
-        Self { child, directory }
+        let child = start_daemon(&directory, is_direct);
+        Self {
+            child,
+            directory,
+            is_direct,
+        }
     }
 
     fn socket(&self) -> PathBuf {
@@ -73,16 +85,18 @@ impl DaemonProcess {
 
     /// Starts a daemon in place of the one that has ended.
     pub(crate) fn restart(&mut self) {
-        self.child = start_daemon(&self.directory);
+        self.child = start_daemon(&self.directory, self.is_direct);
     }
 
-    /// Starts a process that connects, sends [`SENT`] bytes, drops its stream if it `drops`, and exits.
-    pub(crate) fn start_sender(&self, to: SocketAddr, drops: bool) -> Child {
+    /// Starts a process that connects, sends [`SENT`] bytes, drops its stream if it `drops`, and exits, or lives on if it
+    /// `stays`.
+    pub(crate) fn start_sender(&self, to: SocketAddr, drops: bool, stays: bool) -> Child {
         let mut command = this_test("sender_process_entry");
         command.env(DIRECTORY, self.directory.path());
         command
             .env(TO, to.to_string())
-            .env(DROPS, drops.to_string());
+            .env(DROPS, drops.to_string())
+            .env(STAYS, stays.to_string());
         command.spawn().expect("starts")
     }
 }
@@ -104,8 +118,11 @@ fn this_test(name: &str) -> Command {
     command
 }
 
-fn start_daemon(directory: &TempDir) -> Child {
+fn start_daemon(directory: &TempDir, is_direct: bool) -> Child {
     let mut command = this_test("daemon_process_entry");
+    if is_direct {
+        command.env(DIRECT, "yes");
+    }
     command.env(DIRECTORY, directory.path());
     command.env("HEADWORKS_FABRIC", directory.path().join("fabric"));
     let mut child = command.spawn().expect("starts");
@@ -131,11 +148,14 @@ fn daemon_process_entry() {
         sockets: vec![directory.join("daemon.sock")],
         is_for_all: false,
         metrics: None,
-        registry: None,
+        registry: headworks::registry().ok(),
         ecn: None,
         resctrl: None,
         drain: headworks::verbs::Duration::ZERO,
-        daemon: DaemonLimits::default(),
+        daemon: DaemonLimits {
+            direct: std::env::var_os(DIRECT).is_some(),
+            ..DaemonLimits::default()
+        },
     };
     let device = headworks::open("soft:h1").expect("a device");
     let mut server = DaemonServer::open(device, &config).expect("a daemon");
@@ -153,6 +173,9 @@ fn sender_process_entry() {
     stream.send_all(&vec![7; SENT]).expect("sends");
     if std::env::var(DROPS).is_ok_and(|drops| drops == "true") {
         drop(stream);
+    } else if std::env::var(STAYS).is_ok_and(|stays| stays == "true") {
+        // Until the parent ends this process.
+        let _ = std::io::stdin().read(&mut [0]);
     }
     std::process::exit(0);
 }

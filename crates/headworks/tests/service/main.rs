@@ -1,6 +1,7 @@
 //! Streams through a daemon, which is another process: handles, addresses, limits, and a daemon that restarts.
 
 mod daemon;
+mod direct;
 mod polling;
 #[cfg(feature = "tokio")]
 mod tasks;
@@ -276,7 +277,7 @@ fn a_stream_that_is_open_at_exit_loses_bytes_and_one_that_was_dropped_does_not()
     let listener = service.listen(0, 1).expect("listens");
     let at = listener.local_addr().expect("an address");
     for drops in [true, false] {
-        let mut child = daemon.start_sender(at, drops);
+        let mut child = daemon.start_sender(at, drops, false);
         let mut stream = listener.accept_timeout(LIMIT).expect("accepts");
         stream.set_read_timeout(Some(LIMIT));
         let mut got = Vec::new();

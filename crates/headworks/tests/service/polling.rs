@@ -9,6 +9,13 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use crate::daemon::DaemonProcess;
 use crate::{LIMIT, connected};
 
+/// Calls `test` with a daemon whose connections go through it, and with one whose connections are direct.
+fn both_ways(test: impl Fn(&DaemonProcess)) {
+    for is_direct in [false, true] {
+        test(&DaemonProcess::start_with(is_direct));
+    }
+}
+
 /// Waits until something is reported.
 fn reports(poller: &mut Poller) -> Vec<PollEvent> {
     let mut events = Vec::new();
@@ -68,145 +75,149 @@ fn drain(stream: &mut Stream) -> usize {
 
 #[test]
 fn a_stream_is_reported_until_everything_was_received() {
-    let daemon = DaemonProcess::start();
-    let service = daemon.attach();
-    let (mut near, mut far) = connected(&service);
-    let mut poller = Poller::new(&service).expect("a poller");
-    poller.add(&mut far, 5, Interest::RECEIVE).expect("adds");
-    assert_eq!(reports_now(&mut poller), []);
-    let nothing = far.recv(&mut [0; 8]);
-    assert!(matches!(nothing, Err(ServiceError::WouldBlock)), "it waits");
-    for round in 0..50 {
-        near.send_all(b"abcdefgh").expect("sends");
-        assert_eq!(reports(&mut poller), [readable(5)], "round {round}");
-        assert_eq!(far.recv(&mut [0; 5]).expect("receives"), 5);
-        assert_eq!(reports(&mut poller), [readable(5)], "three bytes are left");
-        assert_eq!(far.recv(&mut [0; 5]).expect("receives"), 3, "a short read");
-        assert_eq!(reports_now(&mut poller), [], "everything was received");
-    }
-    near.end().expect("ends");
-    assert_eq!(reports(&mut poller), [readable(5)]);
-    assert_eq!(far.recv(&mut [0; 5]).expect("receives"), 0);
-    assert_eq!(reports(&mut poller), [readable(5)], "an end stays");
-    poller.remove(&mut far).expect("removes");
-    assert_eq!(reports_now(&mut poller), []);
-    assert!(matches!(
-        poller.remove(&mut far),
-        Err(ServiceError::NotInPoller)
-    ));
-    // Its calls wait again.
-    far.send_all(b"x").expect("sends");
-    assert_eq!(near.recv(&mut [0; 5]).expect("receives"), 1);
+    both_ways(|daemon: &DaemonProcess| {
+        let service = daemon.attach();
+        let (mut near, mut far) = connected(&service);
+        let mut poller = Poller::new(&service).expect("a poller");
+        poller.add(&mut far, 5, Interest::RECEIVE).expect("adds");
+        assert_eq!(reports_now(&mut poller), []);
+        let nothing = far.recv(&mut [0; 8]);
+        assert!(matches!(nothing, Err(ServiceError::WouldBlock)), "it waits");
+        for round in 0..50 {
+            near.send_all(b"abcdefgh").expect("sends");
+            assert_eq!(reports(&mut poller), [readable(5)], "round {round}");
+            assert_eq!(far.recv(&mut [0; 5]).expect("receives"), 5);
+            assert_eq!(reports(&mut poller), [readable(5)], "three bytes are left");
+            assert_eq!(far.recv(&mut [0; 5]).expect("receives"), 3, "a short read");
+            assert_eq!(reports_now(&mut poller), [], "everything was received");
+        }
+        near.end().expect("ends");
+        assert_eq!(reports(&mut poller), [readable(5)]);
+        assert_eq!(far.recv(&mut [0; 5]).expect("receives"), 0);
+        assert_eq!(reports(&mut poller), [readable(5)], "an end stays");
+        poller.remove(&mut far).expect("removes");
+        assert_eq!(reports_now(&mut poller), []);
+        assert!(matches!(
+            poller.remove(&mut far),
+            Err(ServiceError::NotInPoller)
+        ));
+        // Its calls wait again.
+        far.send_all(b"x").expect("sends");
+        assert_eq!(near.recv(&mut [0; 5]).expect("receives"), 1);
+    });
 }
 
 #[test]
 fn an_edge_triggered_stream_is_reported_once_for_each_arrival() {
-    let daemon = DaemonProcess::start();
-    let service = daemon.attach();
-    let (mut near, mut far) = connected(&service);
-    let mut poller = Poller::new(&service).expect("a poller");
-    let interest = Interest::BOTH.edge_triggered();
-    poller.add(&mut far, 1, interest).expect("adds");
-    assert_eq!(
-        reports(&mut poller),
-        [writable(1)],
-        "there is room at first"
-    );
-    assert_eq!(reports_now(&mut poller), []);
-    for _ in 0..20 {
-        near.send_all(b"12345678").expect("sends");
-        assert_eq!(reports(&mut poller), [readable(1)]);
-        assert_eq!(reports_now(&mut poller), [], "nothing new has arrived");
-        far.recv(&mut [0; 4]).expect("receives");
-        assert_eq!(reports_now(&mut poller), [], "still not");
-        near.send_all(b"9").expect("sends");
-        assert_eq!(reports(&mut poller), [readable(1)], "more has arrived");
-        assert_eq!(drain(&mut far), 5);
-    }
-    // Room is news after a call found none.
-    let sent = fill(&mut far);
-    assert_eq!(reports_now(&mut poller), []);
-    let mut left = sent;
-    let mut buffer = vec![0; 1 << 16];
-    let mut events = Vec::new();
-    while left > 0 {
-        left -= near.recv(&mut buffer).expect("receives");
-    }
-    while events.is_empty() {
-        events = reports(&mut poller);
-    }
-    assert_eq!(events, [writable(1)]);
-    assert_eq!(reports_now(&mut poller), []);
+    both_ways(|daemon: &DaemonProcess| {
+        let service = daemon.attach();
+        let (mut near, mut far) = connected(&service);
+        let mut poller = Poller::new(&service).expect("a poller");
+        let interest = Interest::BOTH.edge_triggered();
+        poller.add(&mut far, 1, interest).expect("adds");
+        assert_eq!(
+            reports(&mut poller),
+            [writable(1)],
+            "there is room at first"
+        );
+        assert_eq!(reports_now(&mut poller), []);
+        for _ in 0..20 {
+            near.send_all(b"12345678").expect("sends");
+            assert_eq!(reports(&mut poller), [readable(1)]);
+            assert_eq!(reports_now(&mut poller), [], "nothing new has arrived");
+            far.recv(&mut [0; 4]).expect("receives");
+            assert_eq!(reports_now(&mut poller), [], "still not");
+            near.send_all(b"9").expect("sends");
+            assert_eq!(reports(&mut poller), [readable(1)], "more has arrived");
+            assert_eq!(drain(&mut far), 5);
+        }
+        // Room is news after a call found none.
+        let sent = fill(&mut far);
+        assert_eq!(reports_now(&mut poller), []);
+        let mut left = sent;
+        let mut buffer = vec![0; 1 << 16];
+        let mut events = Vec::new();
+        while left > 0 {
+            left -= near.recv(&mut buffer).expect("receives");
+        }
+        while events.is_empty() {
+            events = reports(&mut poller);
+        }
+        assert_eq!(events, [writable(1)]);
+        assert_eq!(reports_now(&mut poller), []);
+    });
 }
 
 #[test]
 fn room_is_reported_while_there_is_some() {
-    let daemon = DaemonProcess::start();
-    let service = daemon.attach();
-    let (mut near, mut far) = connected(&service);
-    let mut poller = Poller::new(&service).expect("a poller");
-    poller.add(&mut near, 9, Interest::SEND).expect("adds");
-    for _ in 0..5 {
-        assert_eq!(reports(&mut poller), [writable(9)]);
-        assert_eq!(reports(&mut poller), [writable(9)]);
-        let mut sent = fill(&mut near);
-        // The daemon may carry some more before everything is full.
-        loop {
-            let mut events = Vec::new();
-            let soon = Some(Duration::from_millis(50));
-            poller.wait(&mut events, soon).expect("polls");
-            if events.is_empty() {
-                break;
+    both_ways(|daemon: &DaemonProcess| {
+        let service = daemon.attach();
+        let (mut near, mut far) = connected(&service);
+        let mut poller = Poller::new(&service).expect("a poller");
+        poller.add(&mut near, 9, Interest::SEND).expect("adds");
+        for _ in 0..5 {
+            assert_eq!(reports(&mut poller), [writable(9)]);
+            assert_eq!(reports(&mut poller), [writable(9)]);
+            let mut sent = fill(&mut near);
+            // The daemon may carry some more before everything is full.
+            loop {
+                let mut events = Vec::new();
+                let soon = Some(Duration::from_millis(50));
+                poller.wait(&mut events, soon).expect("polls");
+                if events.is_empty() {
+                    break;
+                }
+                sent += fill(&mut near);
             }
-            sent += fill(&mut near);
+            let mut buffer = vec![0; 1 << 16];
+            while sent > 0 {
+                sent -= far.recv(&mut buffer).expect("receives");
+            }
         }
-        let mut buffer = vec![0; 1 << 16];
-        while sent > 0 {
-            sent -= far.recv(&mut buffer).expect("receives");
-        }
-    }
-    poller
-        .modify(&mut near, Interest::RECEIVE)
-        .expect("modifies");
-    assert_eq!(reports_now(&mut poller), []);
+        poller
+            .modify(&mut near, Interest::RECEIVE)
+            .expect("modifies");
+        assert_eq!(reports_now(&mut poller), []);
+    });
 }
 
 #[test]
 fn a_poller_finds_callers_dropped_streams_and_reused_numbers() {
-    let daemon = DaemonProcess::start();
-    let service = daemon.attach();
-    let other = daemon.attach();
-    let listener = service.listen(0, 4).expect("listens");
-    let at = listener.local_addr().expect("an address");
-    let mut poller = Poller::new(&service).expect("a poller");
-    poller.add_listener(&listener, 0).expect("adds");
-    assert_eq!(reports_now(&mut poller), []);
-    for round in 1..30u64 {
-        let mut caller = thread::scope(|scope| {
-            let caller = scope.spawn(|| other.connect(at).expect("connects"));
-            assert_eq!(reports(&mut poller), [readable(0)]);
-            caller.join().expect("no panic")
-        });
-        let mut accepted = listener.try_accept().expect("accepts").expect("a caller");
-        poller
-            .add(&mut accepted, round, Interest::RECEIVE)
-            .expect("adds");
-        let again = poller.add(&mut accepted, 77, Interest::RECEIVE);
-        assert!(matches!(again, Err(ServiceError::InPoller)));
-        assert!(matches!(accepted.readiness(), Err(ServiceError::InPoller)));
-        let foreign = poller.add(&mut caller, 77, Interest::RECEIVE);
-        assert!(matches!(foreign, Err(ServiceError::OtherSession)));
-        caller.send_all(b"hello").expect("sends");
-        assert_eq!(reports(&mut poller), [readable(round)]);
-        // Dropped with something to receive, it is not reported any more.
-        drop(accepted);
+    both_ways(|daemon: &DaemonProcess| {
+        let service = daemon.attach();
+        let other = daemon.attach();
+        let listener = service.listen(0, 4).expect("listens");
+        let at = listener.local_addr().expect("an address");
+        let mut poller = Poller::new(&service).expect("a poller");
+        poller.add_listener(&listener, 0).expect("adds");
         assert_eq!(reports_now(&mut poller), []);
-        let reset = caller.recv(&mut [0; 8]);
-        assert!(matches!(reset, Err(ServiceError::Reset(_))), "{reset:?}");
-    }
-    poller.remove_listener(&listener);
-    let _caller = other.connect(at).expect("connects");
-    assert_eq!(reports_now(&mut poller), []);
+        for round in 1..30u64 {
+            let mut caller = thread::scope(|scope| {
+                let caller = scope.spawn(|| other.connect(at).expect("connects"));
+                assert_eq!(reports(&mut poller), [readable(0)]);
+                caller.join().expect("no panic")
+            });
+            let mut accepted = listener.try_accept().expect("accepts").expect("a caller");
+            poller
+                .add(&mut accepted, round, Interest::RECEIVE)
+                .expect("adds");
+            let again = poller.add(&mut accepted, 77, Interest::RECEIVE);
+            assert!(matches!(again, Err(ServiceError::InPoller)));
+            assert!(matches!(accepted.readiness(), Err(ServiceError::InPoller)));
+            let foreign = poller.add(&mut caller, 77, Interest::RECEIVE);
+            assert!(matches!(foreign, Err(ServiceError::OtherSession)));
+            caller.send_all(b"hello").expect("sends");
+            assert_eq!(reports(&mut poller), [readable(round)]);
+            // Dropped with something to receive, it is not reported any more.
+            drop(accepted);
+            assert_eq!(reports_now(&mut poller), []);
+            let reset = caller.recv(&mut [0; 8]);
+            assert!(matches!(reset, Err(ServiceError::Reset(_))), "{reset:?}");
+        }
+        poller.remove_listener(&listener);
+        let _caller = other.connect(at).expect("connects");
+        assert_eq!(reports_now(&mut poller), []);
+    });
 }
 
 #[test]
@@ -269,25 +280,26 @@ fn a_waker_and_the_time_end_a_wait() {
 
 #[test]
 fn the_descriptor_of_a_poller_tells_when_there_are_reports() {
-    let daemon = DaemonProcess::start();
-    let service = daemon.attach();
-    let (mut near, mut far) = connected(&service);
-    let mut poller = Poller::new(&service).expect("a poller");
-    poller.add(&mut far, 1, Interest::RECEIVE).expect("adds");
-    for _ in 0..100 {
-        assert_eq!(reports_now(&mut poller), []);
-        near.send_all(b"news").expect("sends");
-        let limit = Timespec::try_from(LIMIT).expect("fits");
-        // It may be readable for nothing.
-        let mut events = Vec::new();
-        while events.is_empty() {
-            let mut fds = [PollFd::new(&poller, PollFlags::IN)];
-            assert_eq!(poll(&mut fds, Some(&limit)).expect("polls"), 1);
-            events = reports_now(&mut poller);
+    both_ways(|daemon: &DaemonProcess| {
+        let service = daemon.attach();
+        let (mut near, mut far) = connected(&service);
+        let mut poller = Poller::new(&service).expect("a poller");
+        poller.add(&mut far, 1, Interest::RECEIVE).expect("adds");
+        for _ in 0..100 {
+            assert_eq!(reports_now(&mut poller), []);
+            near.send_all(b"news").expect("sends");
+            let limit = Timespec::try_from(LIMIT).expect("fits");
+            // It may be readable for nothing.
+            let mut events = Vec::new();
+            while events.is_empty() {
+                let mut fds = [PollFd::new(&poller, PollFlags::IN)];
+                assert_eq!(poll(&mut fds, Some(&limit)).expect("polls"), 1);
+                events = reports_now(&mut poller);
+            }
+            assert_eq!(events, [readable(1)]);
+            assert_eq!(far.recv(&mut [0; 8]).expect("receives"), 4);
         }
-        assert_eq!(events, [readable(1)]);
-        assert_eq!(far.recv(&mut [0; 8]).expect("receives"), 4);
-    }
+    });
 }
 
 /// Echoes what arrives at any of the streams until all have ended.
@@ -342,50 +354,51 @@ fn echo(service: &Service, mut streams: Vec<Stream>) {
 /// which handles the session's packets.
 #[test]
 fn a_poller_and_waiting_threads_share_a_session() {
-    const STREAMS: usize = 300;
-    const THREADS: usize = 4;
-    let daemon = DaemonProcess::start();
-    let service = daemon.attach();
-    let (mut near, far): (Vec<Stream>, Vec<Stream>) =
-        (0..STREAMS).map(|_| connected(&service)).unzip();
-    thread::scope(|scope| {
-        scope.spawn(|| echo(&service, far));
-        let each = STREAMS / THREADS;
-        for streams in near.chunks_mut(each) {
-            scope.spawn(move || {
-                for round in 1..=20usize {
-                    // Longer than the rings now and then.
-                    let len = if round == 10 { 200_000 } else { round * 7 };
-                    let bytes: Vec<u8> = (0..len).map(|at| (at * round) as u8).collect();
-                    for stream in streams.iter_mut() {
-                        let (mut sent, mut got) = (0, Vec::new());
-                        let mut buffer = [0; 4096];
-                        stream.set_nonblocking(true);
-                        while sent < len {
-                            match stream.send(&bytes[sent..]) {
-                                Ok(some) => sent += some,
-                                Err(ServiceError::WouldBlock) => {
-                                    stream.set_nonblocking(false);
-                                    let some = stream.recv(&mut buffer).expect("receives");
-                                    got.extend_from_slice(&buffer[..some]);
-                                    stream.set_nonblocking(true);
+    both_ways(|daemon: &DaemonProcess| {
+        const STREAMS: usize = 300;
+        const THREADS: usize = 4;
+        let service = daemon.attach();
+        let (mut near, far): (Vec<Stream>, Vec<Stream>) =
+            (0..STREAMS).map(|_| connected(&service)).unzip();
+        thread::scope(|scope| {
+            scope.spawn(|| echo(&service, far));
+            let each = STREAMS / THREADS;
+            for streams in near.chunks_mut(each) {
+                scope.spawn(move || {
+                    for round in 1..=20usize {
+                        // Longer than the rings now and then.
+                        let len = if round == 10 { 200_000 } else { round * 7 };
+                        let bytes: Vec<u8> = (0..len).map(|at| (at * round) as u8).collect();
+                        for stream in streams.iter_mut() {
+                            let (mut sent, mut got) = (0, Vec::new());
+                            let mut buffer = [0; 4096];
+                            stream.set_nonblocking(true);
+                            while sent < len {
+                                match stream.send(&bytes[sent..]) {
+                                    Ok(some) => sent += some,
+                                    Err(ServiceError::WouldBlock) => {
+                                        stream.set_nonblocking(false);
+                                        let some = stream.recv(&mut buffer).expect("receives");
+                                        got.extend_from_slice(&buffer[..some]);
+                                        stream.set_nonblocking(true);
+                                    }
+                                    Err(error) => panic!("{error}"),
                                 }
-                                Err(error) => panic!("{error}"),
                             }
+                            stream.set_nonblocking(false);
+                            while got.len() < len {
+                                let some = stream.recv(&mut buffer).expect("receives");
+                                got.extend_from_slice(&buffer[..some]);
+                            }
+                            assert!(got == bytes, "other bytes came back");
                         }
-                        stream.set_nonblocking(false);
-                        while got.len() < len {
-                            let some = stream.recv(&mut buffer).expect("receives");
-                            got.extend_from_slice(&buffer[..some]);
-                        }
-                        assert!(got == bytes, "other bytes came back");
                     }
-                }
-                for stream in streams {
-                    stream.end().expect("ends");
-                    assert_eq!(stream.recv(&mut [0; 8]).expect("the end"), 0);
-                }
-            });
-        }
+                    for stream in streams {
+                        stream.end().expect("ends");
+                        assert_eq!(stream.recv(&mut [0; 8]).expect("the end"), 0);
+                    }
+                });
+            }
+        });
     });
 }

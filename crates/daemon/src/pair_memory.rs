@@ -1,0 +1,262 @@
+//! Memory of one direction of a [pair](headworks_client::direct): control blocks and rings of the direct connections that
+//! one session has with another session of this machine. Both applications map it. The daemon of the sender allocates it.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use headworks_client::direct::{self, DirectPlace, HEADER_BYTES, PAIR_CONNECTIONS, RING_MAX};
+use headworks_client::socket_message::Refusal;
+use headworks_client::{BLOCK_BYTES, ControlBlock, Extent, Slabs};
+use headworks_ring::view_of_buffer;
+use headworks_verbs::{AllocRequest, Buffer, Device, Pages};
+use slab::Slab;
+
+use crate::allocator::{ExtentAllocator, log_of};
+use crate::snapshot::Traffic;
+
+/// Length of a direct connection's first ring, in bytes.
+const FIRST_RING: u32 = 2048;
+
+/// Bytes that a session's direct connections may use, and use, in all of its pairs.
+#[derive(Debug)]
+pub(crate) struct DirectQuota {
+    most: u64,
+    in_use: AtomicU64,
+}
+
+impl DirectQuota {
+    pub(crate) fn new(most: u64) -> Self {
+        Self {
+            most,
+            in_use: AtomicU64::new(0),
+        }
+    }
+
+    /// Bytes in use.
+    pub(crate) fn in_use(&self) -> u64 {
+        self.in_use.load(Ordering::Relaxed)
+    }
+
+    fn take(&self, bytes: u64) -> bool {
+        let take = |used: u64| Some(used + bytes).filter(|used| *used <= self.most);
+        let taken = self
+            .in_use
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, take);
+        taken.is_ok()
+    }
+
+    fn give(&self, bytes: u64) {
+        self.in_use.fetch_sub(bytes, Ordering::Relaxed);
+    }
+}
+
+/// Memory of one direction of a pair.
+pub struct PairMemory {
+    buffer: Arc<dyn Buffer>,
+    slabs: Slabs,
+    quota: Arc<DirectQuota>,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    pool: ExtentAllocator,
+    connections: Slab<Allotment>,
+    /// Bytes of connections that have ended.
+    ended: Traffic,
+}
+
+/// What a connection has.
+struct Allotment {
+    block: ControlBlock,
+    block_extent: Extent,
+    /// Rings that the application may use, by number. The last one is the latest.
+    rings: VecDeque<(u64, Extent)>,
+    /// Whether this session's application, and the other one, use the connection no more.
+    has_left: bool,
+    has_peer_left: bool,
+}
+
+impl PairMemory {
+    /// Allocates memory of `bytes`, a power of two. Only what is used takes memory of the machine.
+    pub(crate) fn new(
+        device: &dyn Device,
+        bytes: u32,
+        quota: Arc<DirectQuota>,
+    ) -> Result<Arc<Self>, Refusal> {
+        let request = AllocRequest {
+            len: bytes as usize,
+            align: 4096,
+            pages: Pages::Ordinary,
+            numa_node: None,
+            is_sealed: false,
+            // Two applications map its file.
+            has_own_file: true,
+        };
+        let buffer = device.alloc(&request).map_err(|error| {
+            tracing::warn!("cannot allocate {bytes} bytes for direct connections: {error}");
+            Refusal::Memory
+        })?;
+        let mut slabs = Slabs::default();
+        let added = slabs.add(0, view_of_buffer(&buffer));
+        added.map_err(|_| Refusal::Memory)?;
+        let mut state = State::default();
+        state.pool.add(0, bytes.trailing_zeros());
+        // The header lies at the beginning: the first extent of an empty allocator.
+        let header = state.pool.take(log_of(HEADER_BYTES));
+        debug_assert_eq!(header.map(|header| header.offset), Some(0));
+        Ok(Arc::new(Self {
+            buffer,
+            slabs,
+            quota,
+            state: Mutex::new(state),
+        }))
+    }
+
+    /// Returns what has the file of the memory.
+    pub(crate) fn buffer(&self) -> &Arc<dyn Buffer> {
+        &self.buffer
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn take(&self, state: &mut State, bytes: u32) -> Option<Extent> {
+        if !self.quota.take(bytes.into()) {
+            return None;
+        }
+        let taken = state.pool.take(log_of(bytes));
+        if taken.is_none() {
+            self.quota.give(bytes.into());
+        }
+        taken
+    }
+
+    fn give(&self, state: &mut State, extent: Extent) {
+        state.pool.give(extent);
+        self.quota.give(extent.len.into());
+    }
+
+    /// Makes room for another connection. `None`: there is none, and the connection goes through the daemons.
+    pub(crate) fn open(&self) -> Option<DirectPlace> {
+        let state = &mut *self.state();
+        if state.connections.len() >= PAIR_CONNECTIONS as usize {
+            return None;
+        }
+        let block = self.take(state, BLOCK_BYTES)?;
+        let Some(ring) = self.take(state, FIRST_RING) else {
+            self.give(state, block);
+            return None;
+        };
+        let number = state.connections.vacant_key() as u32;
+        let place = DirectPlace {
+            number,
+            block,
+            ring,
+        };
+        // The places are of this allocator.
+        let prepared = direct::prepare(&self.slabs, &place).ok()?;
+        state.connections.insert(Allotment {
+            block: prepared,
+            block_extent: block,
+            rings: VecDeque::from([(1, ring)]),
+            has_left: false,
+            has_peer_left: false,
+        });
+        Some(place)
+    }
+
+    /// Records that this session's application uses a connection no more.
+    pub(crate) fn leave(&self, number: u32) {
+        self.leave_as(number, |one| one.has_left = true);
+    }
+
+    /// Records that the other application uses a connection no more.
+    pub(crate) fn peer_left(&self, number: u32) {
+        self.leave_as(number, |one| one.has_peer_left = true);
+    }
+
+    /// Frees a connection that neither application uses. The one that has it may still be reading.
+    fn leave_as(&self, number: u32, note: impl FnOnce(&mut Allotment)) {
+        let state = &mut *self.state();
+        let Some(one) = state.connections.get_mut(number as usize) else {
+            return;
+        };
+        note(one);
+        if !(one.has_left && one.has_peer_left) {
+            return;
+        }
+        let over = state.connections.remove(number as usize);
+        state.ended += over.traffic();
+        let rings = over.rings.into_iter().map(|(_, ring)| ring);
+        // Its view of the memory is dropped before the memory is given back.
+        drop(over.block);
+        for extent in rings.chain([over.block_extent]) {
+            self.give(state, extent);
+        }
+    }
+
+    /// Serves what the application asked for in the control block `block` of a connection: takes back rings that it has
+    /// left, and hands out a longer one. Returns whether it handed one out.
+    pub(crate) fn serve(&self, number: u32, block: &ControlBlock) -> bool {
+        let ((wanted, len), left) = (block.wanted_ring(), block.left_rings());
+        let state = &mut *self.state();
+        let Some(one) = state.connections.get_mut(number as usize) else {
+            return false;
+        };
+        let mut freed = Vec::new();
+        while one.rings.len() > 1 && one.rings.front().is_some_and(|(at, _)| *at < left) {
+            freed.extend(one.rings.pop_front());
+        }
+        let latest = one.rings.back().map_or(0, |(number, _)| *number);
+        let next = latest + 1;
+        let is_due = wanted == next as u32 && one.rings.len() == 1;
+        for (_, ring) in freed {
+            self.give(state, ring);
+        }
+        let len = len.clamp(FIRST_RING, RING_MAX).next_power_of_two();
+        let Some(ring) = Some(len)
+            .filter(|_| is_due)
+            .and_then(|len| self.take(state, len))
+        else {
+            return false;
+        };
+        if let Some(one) = state.connections.get_mut(number as usize) {
+            one.rings.push_back((next, ring));
+        }
+        block.offer_ring(next, ring);
+        true
+    }
+
+    /// Bytes that the session's direct connections have sent and received, so far.
+    pub(crate) fn traffic(&self) -> Traffic {
+        let state = self.state();
+        let mut all = state.ended;
+        for (_, one) in &state.connections {
+            all += one.traffic();
+        }
+        all
+    }
+}
+
+impl Drop for PairMemory {
+    fn drop(&mut self) {
+        let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let header = u64::from(HEADER_BYTES);
+        self.quota.give(state.pool.in_use() - header);
+    }
+}
+
+impl Allotment {
+    /// Bytes that the connection has carried. The applications may have written any numbers.
+    fn traffic(&self) -> Traffic {
+        let (sent, received) = self.block.direct_traffic();
+        Traffic {
+            sent,
+            received,
+            ..Traffic::default()
+        }
+    }
+}
