@@ -2,7 +2,11 @@
 //!
 //! docs/simulation.md has them as a table. `headworks sim
 //! presets` prints them, `--set key=value` changes one. Sources marked † were cited from memory.
+//! [`Preset::check`] refuses values that contradict each other.
 
+mod contradictions;
+
+pub use contradictions::{CONTRADICTIONS, Contradiction, OrderedPair};
 pub use headworks_constants::{Constant, Kind, SetError, Value};
 
 /// A constant of the model and a legal value for it: `key=value`.

@@ -3,7 +3,9 @@
 
 use std::fmt;
 
-use super::receiving_host::{about, machine_with, memory_of};
+use headworks::sim::Preset;
+
+use super::receiving_host::{about, check_arms, machine_with, memory_of};
 use super::storage::{Arm as Design, DMA_CACHE_KIB, LARGE};
 use crate::cases::prelude::*;
 use crate::nic::storage::{StayTime, StorageLoad};
@@ -60,6 +62,13 @@ impl Served {
             stay: StayTime::Pareto,
             ..self.0.load(LARGE, 4)
         }
+    }
+
+    /// Returns the arm's settings of a machine. They have no antagonist: the rule of the run is the only one.
+    fn settings(self, preset: &Preset) -> Vec<String> {
+        let mut settings = self.0.settings(preset, 0.0);
+        settings.retain(|setting| !setting.starts_with("host.antagonist="));
+        settings
     }
 
     fn note(self) -> ArmNote {
@@ -119,11 +128,9 @@ fn measure(
     ));
     let points = grid("", &ARMS, &[0]);
     let sweep = Sweep::in_virtual_time("", "");
+    check_arms(bench, ARMS.map(|arm| arm.settings(&preset)))?;
     bench.measure_lists(&points, sweep, |bench, point| {
-        // The rule is the only antagonist.
-        let mut settings = point.arm.0.settings(&preset, 0.0);
-        settings.retain(|setting| !setting.starts_with("host.antagonist="));
-        let machine = machine_with(bench, settings)?;
+        let machine = machine_with(bench, point.arm.settings(&preset))?;
         let series = StorageSeries {
             load: point.arm.load(),
             warm_up: WARM_UP,

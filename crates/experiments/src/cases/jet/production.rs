@@ -3,7 +3,7 @@
 
 use std::fmt;
 
-use super::receiving_host::{about, memory_of, unless_set};
+use super::receiving_host::{about, check_arms, memory_of, unless_set};
 use super::storage::{
     Arm, DEVICE_HITS, DMA_CACHE_KIB, HITS, LARGE, LATENCY, MEMORY, SHORT, TAIL, THROUGHPUT, serve,
 };
@@ -79,6 +79,10 @@ pub static FIG8: Case<Served> = Case {
     table,
     measure: |bench, _, _| {
         let preset = memory_of(bench)?;
+        check_arms(
+            bench,
+            DESIGNS.map(|design| design.settings(&preset, PRESSURE)),
+        )?;
         let is_quick = bench.options.quick;
         let mut points = Vec::new();
         for design in DESIGNS {

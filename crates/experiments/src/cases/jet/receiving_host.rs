@@ -241,7 +241,7 @@ pub(crate) fn unless_set(bench: &Bench<'_>, mut settings: Vec<String>) -> Vec<St
 ///
 /// # Errors
 ///
-/// As [`memory_of`]; or a setting is not legal.
+/// As [`memory_of`]; or a setting is not legal, or settings contradict each other.
 pub(crate) fn machine_with(
     bench: &Bench<'_>,
     settings: Vec<String>,
@@ -254,7 +254,24 @@ pub(crate) fn machine_with(
         let set = preset.set(key, value);
         set.map_err(|e| WorkloadError::at("setting", e))?;
     }
+    let checked = preset.check();
+    checked.map_err(|why| WorkloadError::at("settings of an arm", why))?;
     Ok(Machine { preset, seed })
+}
+
+/// Checks that the settings of every arm agree with those of the user.
+///
+/// # Errors
+///
+/// [`RunError::BadInput`]: a setting of an arm contradicts one of the user.
+pub(super) fn check_arms(
+    bench: &Bench<'_>,
+    arms: impl IntoIterator<Item = Vec<String>>,
+) -> Result<(), RunError> {
+    for settings in arms {
+        machine_with(bench, settings).map_err(|why| RunError::BadInput(why.to_string()))?;
+    }
+    Ok(())
 }
 
 /// Returns the bandwidth of an antagonist on one host, in GB/s: `gb_per_s`, unless the user set another one.

@@ -6,7 +6,7 @@ use std::fmt;
 
 use headworks::sim::{HostCounters, Preset, Usage};
 
-use super::receiving_host::{about, memory_of, unless_set};
+use super::receiving_host::{about, check_arms, memory_of, unless_set};
 use crate::cases::prelude::*;
 use crate::nic::storage::{StayTime, StorageLoad};
 use crate::nic_measurements::Stored;
@@ -220,6 +220,7 @@ pub static FIG6: Case<Arm> = Case {
     table,
     measure: |bench, t, _| {
         let preset = memory_of(bench)?;
+        check_arms(bench, Arm::ALL.map(|arm| arm.settings(&preset, 1.0)))?;
         let is_quick = bench.options.quick;
         let (arms, sizes) = match is_quick {
             true => (&Arm::QUICK[..], &QUICK_SIZES[..]),

@@ -3,7 +3,7 @@
 
 use std::fmt;
 
-use super::receiving_host::{about, memory_of, unless_set};
+use super::receiving_host::{about, check_arms, memory_of, unless_set};
 use super::storage::{
     ANTAGONIST, Arm as Design, DEVICE_HITS, LATENCY, MEMORY, MESSAGES, TAIL, THROUGHPUT, serve,
 };
@@ -90,6 +90,7 @@ pub static FIG9: Case<Server> = Case {
     table,
     measure: |bench, _, _| {
         let preset = memory_of(bench)?;
+        check_arms(bench, ARMS.map(|arm| arm.0.settings(&preset, 1.0)))?;
         let is_quick = bench.options.quick;
         let numbers: Vec<u64> = (0..LOADS.len() as u64).collect();
         let sweep = Sweep::in_virtual_time("", "");
