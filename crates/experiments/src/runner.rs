@@ -188,14 +188,13 @@ fn run_one(
     let metrics = experiment.metrics();
     outcome.complete(metrics.iter().map(|(key, _)| key.as_str()));
     let stated = metrics.into_iter();
-    let stated = stated
-        .filter_map(|(key, stated)| Some((key, stated?)))
-        .collect();
+    let stated = stated.filter(|(_, stated)| !stated.is_empty());
+    let stated = stated.map(|(key, stated)| (key, stated.on(options.preset())));
     outcome.label_simulated(options);
     bench.finish();
     let results = Results {
         about,
-        stated,
+        stated: stated.collect(),
         options,
         machine: Machine::here(),
         outcome: &outcome,

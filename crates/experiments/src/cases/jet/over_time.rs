@@ -5,7 +5,7 @@ use std::fmt;
 
 use headworks::sim::Preset;
 
-use super::receiving_host::{about, check_arms, machine_with, memory_of};
+use super::receiving_host::{FASTER_TESTBED, TESTBEDS, about, check_arms, machine_with, memory_of};
 use super::storage::{Arm as Design, DMA_CACHE_KIB, LARGE};
 use crate::cases::prelude::*;
 use crate::nic::storage::{StayTime, StorageLoad};
@@ -273,7 +273,8 @@ pub static FIG1: Case<Served> = Case {
     table: || {
         let mut t = windows();
         let lost = |arm| (Expr::Is(1.0) - first(arm, DURING) / first(arm, BEFORE)) * 100.0;
-        t.metric("areas_lost_percent", lost(O)).paper(
+        t.metric("areas_lost_percent", lost(O)).paper_on(
+            TESTBEDS,
             Claim::About(15.0),
             "2.1: up to about 15 % of a server's throughput",
         );
@@ -344,13 +345,23 @@ pub static FIG10: Case<Served> = Case {
     table: || {
         let mut t = windows();
         let gain = (first(JET, AVERAGE) / first(O, AVERAGE) - Expr::Is(1.0)) * 100.0;
-        t.metric("throughput_more_percent", gain)
-            .paper(Claim::About(4.5), "6.3, Figure 10a: on average");
+        t.metric("throughput_more_percent", gain).paper_on(
+            FASTER_TESTBED,
+            Claim::About(4.5),
+            "6.3, Figure 10a: on average",
+        );
         let fewer = (Expr::Is(1.0) - first(JET, MEAN_MEMORY) / first(O, MEAN_MEMORY)) * 100.0;
-        t.metric("memory_fewer_percent", fewer)
-            .paper(Claim::About(89.0), "6.3, Figure 10b");
+        t.metric("memory_fewer_percent", fewer).paper_on(
+            FASTER_TESTBED,
+            Claim::About(89.0),
+            "6.3, Figure 10b",
+        );
         t.metric("jet_memory_gb_per_s", first(JET, MEAN_MEMORY))
-            .paper(Claim::Below(0.5), "6.3: memory bandwidth of the escape");
+            .paper_on(
+                FASTER_TESTBED,
+                Claim::Below(0.5),
+                "6.3: memory bandwidth of the escape",
+            );
         t.metric("areas_memory_gb_per_s", first(O, MEAN_MEMORY));
         t.metric("jet_variation_percent", first(JET, VARIATION));
         t.metric("areas_variation_percent", first(O, VARIATION));
@@ -382,7 +393,8 @@ pub static FIG11: Case<Served> = Case {
     table: || {
         let mut t = windows();
         t.metric("jet_most_replaced_mib", first(JET, MOST_REPLACED))
-            .paper(
+            .paper_on(
+                FASTER_TESTBED,
                 Claim::Below(1.0),
                 "6.3, Figure 11b: extra cache of the escape",
             );
