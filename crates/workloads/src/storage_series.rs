@@ -212,6 +212,11 @@ mod tests {
             let runs = (3..6).contains(&number);
             assert_eq!(window.host.memory_antagonist > 1 << 20, runs, "{number}");
             assert!((0.9e-3..1.1e-3).contains(&window.seconds), "{window:?}");
+            let of = &window.host;
+            let moved = of.memory_rnic + of.memory_processors + of.memory_antagonist;
+            // Each of the three counts is rounded down to bytes.
+            let most = machine.preset.host_memory * 1e9 * window.seconds + 3.0;
+            assert!(moved as f64 <= most, "{moved} of {most} in {number}");
         }
         assert!(
             gb(&windows[2]) > 5.0 && gb(&windows[5]) < 4.5,
