@@ -145,12 +145,18 @@ pub static FIG2: Case<Arm> = Case {
             true => (&QUICK_SIZES[..], QUICK_TIMES),
             false => (&SIZES[..], TIMES),
         };
+        check_arms(bench, Arm::ALL.map(|arm| arm.settings(&preset)))?;
+        // With an antagonist that the user set, the quiet machine is the contended one.
+        let arms = match bench.options.is_set("host.antagonist") {
+            true => &Arm::ALL[1..],
+            false => &Arm::ALL[..],
+        };
         t.note(format!(
             "{}: {} GB/s of memory, {} KiB of cache, of which DMA allocates in {} KiB. host.rnic_share is fitted to \
              Figure 2 on cx4lx-2x25g, to its 43.2 % and nothing else. On cx6dx-2x100g all values are predictions.",
             preset.name, preset.host_memory, preset.host_cache_kib, preset.host_dma_kib
         ));
-        let points = grid("", &Arm::ALL, sizes);
+        let points = grid("", arms, sizes);
         bench.measure(
             points,
             Sweep::in_virtual_time("message size [KiB]", ""),
@@ -234,6 +240,20 @@ pub(crate) fn memory_of(bench: &Bench<'_>) -> Result<Preset, RunError> {
         ))
     })?;
     Ok(preset)
+}
+
+/// Refuses an antagonist that the user set, in an experiment whose points differ by their antagonist.
+///
+/// # Errors
+///
+/// [`RunError::BadInput`]: `host.antagonist` is set.
+pub(crate) fn refuse_antagonist(bench: &Bench<'_>, name: &str) -> Result<(), RunError> {
+    match bench.options.is_set("host.antagonist") {
+        true => Err(RunError::BadInput(format!(
+            "--set host.antagonist: {name} sets it for each point, from 0 to host.memory: leave the setting out"
+        ))),
+        false => Ok(()),
+    }
 }
 
 /// Returns an arm's settings of a machine without that of the antagonist if the user set it (`--set host.antagonist=0`
