@@ -4,6 +4,7 @@
 use std::fmt;
 
 use headworks::sim::Preset;
+use headworks_workloads::report::StorageSample;
 
 use super::receiving_host::{FASTER_TESTBED, TESTBEDS, about, check_arms, machine_with, memory_of};
 use super::storage::{Arm as Design, DMA_CACHE_KIB, LARGE};
@@ -25,6 +26,8 @@ const ANTAGONIST: Quantity = "antagonist";
 const HELD: Quantity = "held";
 const REPLACED: Quantity = "replaced";
 const ESCAPES: Quantity = "escapes";
+const COPIES: Quantity = "copies";
+const SIGNALS: Quantity = "signals";
 /// Quantities of a whole run, in the sample of the first window.
 const BEFORE: Quantity = "before";
 const DURING: Quantity = "during";
@@ -40,39 +43,72 @@ const MOST_HELD: Quantity = "most held";
 const MEAN_HELD: Quantity = "mean held";
 const AVERAGE: Quantity = "mean throughput";
 const ALL_ESCAPES: Quantity = "all escapes";
+const ALL_COPIES: Quantity = "all copies";
+const ALL_SIGNALS: Quantity = "all signals";
 
 /// A server, in an experiment over time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Served(Design);
+pub struct Served {
+    design: Design,
+    /// Share of its messages that are injected stragglers, in percent.
+    straggler_percent: u64,
+}
 
 impl fmt::Display for Served {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
+        match self.straggler_percent {
+            0 => self.design.fmt(f),
+            percent => write!(f, "{}, {percent} % stragglers", self.design),
+        }
     }
 }
 
-const O: Served = Served(Design::O);
-const JET: Served = Served(Design::JET);
+const O: Served = Served::of(Design::O, 0);
+const JET: Served = Served::of(Design::JET, 0);
+/// Stragglers that the pool's memory for replacement holds.
+const FEW_STRAGGLERS: Served = Served::of(Design::JET, 1);
+/// Stragglers that it does not hold.
+const MANY_STRAGGLERS: Served = Served::of(Design::JET, 10);
 const ARMS: [Served; 2] = [O, JET];
+/// Arms of the experiment about the pool.
+const POOL_ARMS: [Served; 4] = [O, JET, FEW_STRAGGLERS, MANY_STRAGGLERS];
 
 impl Served {
+    const fn of(design: Design, straggler_percent: u64) -> Self {
+        Self {
+            design,
+            straggler_percent,
+        }
+    }
+
     /// Messages of 256 KiB that stay in memory for 200 µs on average, as in production: few stay for long.
     fn load(self) -> StorageLoad {
         StorageLoad {
             stay: StayTime::Pareto,
-            ..self.0.load(LARGE, 4)
+            ..self.design.load(LARGE, 4)
         }
     }
 
     /// Returns the arm's settings of a machine. They have no antagonist: the rule of the run is the only one.
     fn settings(self, preset: &Preset) -> Vec<String> {
-        let mut settings = self.0.settings(preset, 0.0);
+        let mut settings = self.design.settings(preset, 0.0);
         settings.retain(|setting| !setting.starts_with("host.antagonist="));
+        if self.straggler_percent > 0 {
+            settings.push(format!("host.straggler_share={}", self.straggler_percent));
+        }
         settings
     }
 
     fn note(self) -> ArmNote {
-        self.0.note()
+        let mut note = self.design.note();
+        note.name = self.to_string();
+        if self.straggler_percent > 0 {
+            note.what += &format!(
+                "; {} % of the messages stay in memory for host.straggler_time",
+                self.straggler_percent
+            );
+        }
+        note
     }
 }
 
@@ -99,10 +135,11 @@ impl Phases {
     }
 }
 
-/// Measures the windows of both servers.
+/// Measures the windows of these servers.
 fn measure(
     bench: &mut Bench<'_>,
     t: &mut Table<Served>,
+    arms: &[Served],
     has_antagonist: bool,
 ) -> Result<Measured<Served>, RunError> {
     let preset = memory_of(bench)?;
@@ -121,14 +158,14 @@ fn measure(
         false => "no antagonist uses it unless one is set".to_owned(),
     };
     t.note(format!(
-        "{}: {} GB/s of memory, and {when}. DMA allocates in {} MiB of the cache in both arms.",
+        "{}: {} GB/s of memory, and {when}. DMA allocates in {} MiB of the cache in every arm.",
         preset.name,
         preset.host_memory,
         DMA_CACHE_KIB >> 10
     ));
-    let points = grid("", &ARMS, &[0]);
+    let points = grid("", arms, &[0]);
     let sweep = Sweep::in_virtual_time("", "");
-    check_arms(bench, ARMS.map(|arm| arm.settings(&preset)))?;
+    check_arms(bench, arms.iter().map(|arm| arm.settings(&preset)))?;
     bench.measure_lists(&points, sweep, |bench, point| {
         let machine = machine_with(bench, point.arm.settings(&preset))?;
         let series = StorageSeries {
@@ -146,13 +183,18 @@ fn measure(
 /// Returns a sample of each window. The first one has what is of the whole run.
 fn samples(windows: &[Window], Phases([before, during, _]): Phases, ports: f64) -> Vec<Sample> {
     let gb = |bytes: u64, seconds: f64| bytes as f64 / seconds * 1e-9;
-    let mut escapes = windows.first().map_or(0, |first| first.memory.replacements);
+    let counts_of = |memory: &StorageSample| [memory.replacements, memory.copies, memory.signals];
+    let mut counted = windows
+        .first()
+        .map_or([0; 3], |first| counts_of(&first.memory));
     let mut all: Vec<Sample> = windows
         .iter()
         .map(|window| {
             let (host, seconds) = (&window.host, window.seconds);
-            let new = window.memory.replacements - escapes;
-            escapes = window.memory.replacements;
+            let counts = counts_of(&window.memory);
+            let [replacements, copies, signals] =
+                [0, 1, 2].map(|at| (counts[at] - counted[at]) as f64);
+            counted = counts;
             Sample::of([
                 (THROUGHPUT, gb(window.arrived, seconds)),
                 (PAUSED, 100.0 * host.paused as f64 * 1e-12 / ports / seconds),
@@ -168,7 +210,9 @@ fn samples(windows: &[Window], Phases([before, during, _]): Phases, ports: f64) 
                 (ANTAGONIST, gb(host.memory_antagonist, seconds)),
                 (HELD, window.memory.held as f64 / MIB as f64),
                 (REPLACED, window.memory.replaced as f64 / MIB as f64),
-                (ESCAPES, new as f64),
+                (ESCAPES, replacements),
+                (COPIES, copies),
+                (SIGNALS, signals),
             ])
         })
         .collect();
@@ -206,6 +250,8 @@ fn samples(windows: &[Window], Phases([before, during, _]): Phases, ports: f64) 
         (MOST_HELD, most(&of(HELD))),
         (MEAN_HELD, mean(&of(HELD))),
         (ALL_ESCAPES, of(ESCAPES).iter().sum()),
+        (ALL_COPIES, of(COPIES).iter().sum()),
+        (ALL_SIGNALS, of(SIGNALS).iter().sum()),
     ];
     if let Some(first) = all.first_mut() {
         let one = std::mem::take(first);
@@ -220,9 +266,9 @@ fn first(arm: Served, quantity: Quantity) -> Expr<Served> {
     Expr::At(Point::at(arm, 0), quantity)
 }
 
-/// Makes a table of windows.
-fn windows() -> Table<Served> {
-    let mut t = Table::new(ARMS.map(Served::note).to_vec());
+/// Makes a table of windows of these servers.
+fn windows(arms: &[Served]) -> Table<Served> {
+    let mut t = Table::new(arms.iter().map(|arm| arm.note()).collect());
     t.arm().x("time [ms]");
     t.value("throughput [GB/s]", THROUGHPUT);
     t.value("paused [% of the time, mean of the ports]", PAUSED);
@@ -271,7 +317,7 @@ pub static FIG1: Case<Served> = Case {
          and Jet.",
     ),
     table: || {
-        let mut t = windows();
+        let mut t = windows(&ARMS);
         let lost = |arm| (Expr::Is(1.0) - first(arm, DURING) / first(arm, BEFORE)) * 100.0;
         t.metric("areas_lost_percent", lost(O)).paper_on(
             TESTBEDS,
@@ -330,7 +376,7 @@ pub static FIG1: Case<Served> = Case {
         );
         t
     },
-    measure: |bench, t, _| measure(bench, t, true),
+    measure: |bench, t, _| measure(bench, t, &ARMS, true),
 };
 
 /// Figure 10.
@@ -343,7 +389,7 @@ pub static FIG10: Case<Served> = Case {
          Areas, and Jet.",
     ),
     table: || {
-        let mut t = windows();
+        let mut t = windows(&ARMS);
         let gain = (first(JET, AVERAGE) / first(O, AVERAGE) - Expr::Is(1.0)) * 100.0;
         t.metric("throughput_more_percent", gain).paper_on(
             FASTER_TESTBED,
@@ -378,7 +424,7 @@ pub static FIG10: Case<Served> = Case {
         );
         t
     },
-    measure: |bench, t, _| measure(bench, t, false),
+    measure: |bench, t, _| measure(bench, t, &ARMS, false),
 };
 
 /// Figure 11.
@@ -387,11 +433,14 @@ pub static FIG11: Case<Served> = Case {
         "jet-fig11",
         "Figure 11",
         "The receive pool of a storage server over time without memory pressure (--device sim:cx6dx-2x100g).",
-        "The server of jet-fig10: throughput, memory of the pool that messages occupy, and memory that replaces stragglers \
-         (escape), every millisecond.",
+        "The server of jet-fig10: throughput, memory of the pool that messages occupy, memory that replaces stragglers \
+         (escape), copies and signals, every millisecond. Also with 1 and 10 % of the messages as stragglers, which stay in \
+         memory for 10 ms.",
     ),
     table: || {
-        let mut t = windows();
+        let mut t = windows(&POOL_ARMS);
+        t.value("times that data was copied out", COPIES);
+        t.value("signals to the senders", SIGNALS);
         t.metric("jet_most_replaced_mib", first(JET, MOST_REPLACED))
             .paper_on(
                 FASTER_TESTBED,
@@ -402,7 +451,25 @@ pub static FIG11: Case<Served> = Case {
         t.metric("jet_mean_held_mib", first(JET, MEAN_HELD));
         t.metric("jet_most_held_mib", first(JET, MOST_HELD));
         t.metric("jet_gb_per_s", first(JET, AVERAGE));
+        for (arm, key) in [
+            (FEW_STRAGGLERS, "few_stragglers"),
+            (MANY_STRAGGLERS, "many_stragglers"),
+        ] {
+            let mut add = |what: &str, quantity| {
+                t.metric(format!("{key}_{what}"), first(arm, quantity));
+            };
+            add("most_replaced_mib", MOST_REPLACED);
+            add("replaced", ALL_ESCAPES);
+            add("copies", ALL_COPIES);
+            add("signals", ALL_SIGNALS);
+            add("gb_per_s", AVERAGE);
+        }
         t.note("The allocated cache of the figure is the pool: 8 MiB.");
+        t.note(
+            "Stragglers are injected: the paper does not state how many messages are. They occupy up to 2 MiB of memory that \
+             replaces them (MEM_ESC). Beyond that the server copies what stragglers occupy. Signals are counted, and the \
+             senders do not heed them.",
+        );
         let title = "The receive pool without memory pressure";
         chart(
             &mut t,
@@ -416,7 +483,7 @@ pub static FIG11: Case<Served> = Case {
         );
         t
     },
-    measure: |bench, t, _| measure(bench, t, false),
+    measure: |bench, t, _| measure(bench, t, &POOL_ARMS, false),
 };
 
 #[cfg(test)]
@@ -424,7 +491,6 @@ mod tests {
     use headworks::sim::HostCounters;
 
     use super::*;
-    use headworks_workloads::report::StorageSample;
 
     #[test]
     fn the_first_sample_has_what_is_of_the_whole_run() {
