@@ -13,8 +13,10 @@
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
+use std::sync::Arc;
 
-use headworks::verbs::{Access, AllocRequest, Duration, Instant, Pages, RemoteAddr};
+use headworks::verbs::{Access, AllocRequest, Device, Duration, Instant, Pages, RemoteAddr};
+use headworks_baselines::End;
 use headworks_runtime::{ActorContext, Step};
 use headworks_rxpool::admission::Class;
 use headworks_rxpool::config::PoolConfig;
@@ -234,62 +236,20 @@ struct Server {
     bytes: u64,
     latency: Histogram,
     samples: Vec<StorageSample>,
+    /// Keeps the device open.
+    _device: Arc<dyn Device>,
 }
 
+/// Makes the server's program.
 fn server(
-    (load, stragglers): (StorageLoad, Stragglers),
+    load: (StorageLoad, Stragglers),
     source: Requester,
     short: Option<ShortServer>,
     (warm_ns, run_ns): (u64, u64),
 ) -> Made {
-    let config = memory_config(&load);
-    let bytes = u64::from(config.memory_units()) * u64::from(UNIT);
-    let buffer = source.end.device.alloc(&AllocRequest {
-        pages: Pages::PreferHuge,
-        ..AllocRequest::of(bytes as usize)
-    });
-    let buffer = buffer.map_err(|e| WorkloadError::at("receive memory", e))?;
-    let region = source.end.pd.register(&buffer, Access::LOCAL_WRITE);
-    let region = region.map_err(|e| WorkloadError::at("receive memory", e))?;
-    let receiver = Receiver::new(&config, region.into(), source.end.send_cq.clone());
-    let mut receiver = receiver.map_err(|e| WorkloadError::at("receive memory", e))?;
-    let app = receiver.add_app(AppLimits {
-        class: Class::Normal,
-        quota: u32::MAX,
-    });
-    let depth = READ_DEPTH as u32;
-    let target = source.target;
-    let Requester { end, .. } = source;
-    let links = end.queue_pairs.into_iter();
-    let links = links.map(|qp| receiver.add_link(qp, depth)).collect();
-    let mut random = Random::new(load.size as u64);
-    // Programs do not begin at the same time.
-    let begins = (0..load.connections * load.outstanding)
-        .map(|at| Reverse((random.below(50_000), at % load.connections)))
-        .collect();
-    let mut server = Server {
-        load,
-        stragglers,
-        short,
-        receiver,
-        app,
-        links,
-        target,
-        random,
-        messages: HashMap::new(),
-        announcements: begins,
-        releases: BinaryHeap::new(),
-        leaving: HashMap::new(),
-        number: 0,
-        done: 0,
-        bytes: 0,
-        latency: Histogram::default(),
-        samples: Vec::new(),
-    };
-    let _device = end.device;
+    let mut server = Server::new(load, source, short)?;
     let mut phase = Phase::Warm;
     acting(move |cx| {
-        let _ = &_device;
         server.step(cx)?;
         let now = cx.now().nanos();
         if let Phase::Measured(_) = phase {
@@ -302,26 +262,30 @@ fn server(
             }
             Phase::Ready if cx.receive_mail().is_some_and(|mail| mail == BEGIN) => {
                 phase = Phase::Measured(now);
-                (server.done, server.bytes) = (0, 0);
-                server.latency = Histogram::default();
-                server.sample(now);
+                server.begin(now);
             }
             Phase::Measured(began) if now >= began + run_ns => {
-                return finished(
-                    cx,
-                    Report::Stored {
-                        messages: server.done,
-                        bytes: server.bytes,
-                        nanos: now - began,
-                        latency: server.latency.quantiles(1.0),
-                        samples: std::mem::take(&mut server.samples),
-                    },
-                );
+                return finished(cx, server.report(now - began));
             }
             _ => {}
         }
         Ok(Step::Again)
     })
+}
+
+/// Makes the receiver of `load`, whose memory it allocates and registers on the device of `end`.
+fn receiver_of(load: &StorageLoad, end: &End) -> Result<Receiver> {
+    let config = memory_config(load);
+    let bytes = u64::from(config.memory_units()) * u64::from(UNIT);
+    let buffer = end.device.alloc(&AllocRequest {
+        pages: Pages::PreferHuge,
+        ..AllocRequest::of(bytes as usize)
+    });
+    let buffer = buffer.map_err(|e| WorkloadError::at("receive memory", e))?;
+    let region = end.pd.register(&buffer, Access::LOCAL_WRITE);
+    let region = region.map_err(|e| WorkloadError::at("receive memory", e))?;
+    let receiver = Receiver::new(&config, region.into(), end.send_cq.clone());
+    receiver.map_err(|e| WorkloadError::at("receive memory", e))
 }
 
 /// Progress of the measurement.
@@ -333,6 +297,67 @@ enum Phase {
 }
 
 impl Server {
+    /// Makes a server that READs over the queue pairs of `source`.
+    fn new(
+        (load, stragglers): (StorageLoad, Stragglers),
+        source: Requester,
+        short: Option<ShortServer>,
+    ) -> Result<Self> {
+        let mut receiver = receiver_of(&load, &source.end)?;
+        let app = receiver.add_app(AppLimits {
+            class: Class::Normal,
+            quota: u32::MAX,
+        });
+        let target = source.target;
+        let Requester { end, .. } = source;
+        let links = end.queue_pairs.into_iter();
+        let links = links.map(|qp| receiver.add_link(qp, READ_DEPTH as u32));
+        let links = links.collect();
+        let mut random = Random::new(load.size as u64);
+        // Programs do not begin at the same time.
+        let begins = (0..load.connections * load.outstanding)
+            .map(|at| Reverse((random.below(50_000), at % load.connections)))
+            .collect();
+        Ok(Self {
+            load,
+            stragglers,
+            short,
+            receiver,
+            app,
+            links,
+            target,
+            random,
+            messages: HashMap::new(),
+            announcements: begins,
+            releases: BinaryHeap::new(),
+            leaving: HashMap::new(),
+            number: 0,
+            done: 0,
+            bytes: 0,
+            latency: Histogram::default(),
+            samples: Vec::new(),
+            _device: end.device,
+        })
+    }
+
+    /// Begins the measured time.
+    fn begin(&mut self, now: u64) {
+        (self.done, self.bytes) = (0, 0);
+        self.latency = Histogram::default();
+        self.sample(now);
+    }
+
+    /// Returns what was done in the measured time, which took `nanos`.
+    fn report(&mut self, nanos: u64) -> Report {
+        Report::Stored {
+            messages: self.done,
+            bytes: self.bytes,
+            nanos,
+            latency: self.latency.quantiles(1.0),
+            samples: std::mem::take(&mut self.samples),
+        }
+    }
+
     fn step(&mut self, cx: &mut ActorContext<'_>) -> Result<()> {
         let now = cx.now();
         let mut events = self.announce(now)?;

@@ -287,22 +287,31 @@ fn windows(arms: &[Served]) -> Table<Served> {
     t
 }
 
-fn chart(
-    t: &mut Table<Served>,
-    (file, title, y): (&'static str, &'static str, &'static str),
-    lines: &'static [(&'static str, Quantity)],
-) {
-    let axes = (Axis::linear("time [ms]"), Axis::linear(y));
-    t.marks(file, title, axes, move |point| {
-        let lines = lines.iter().map(|(name, quantity)| {
-            let name = match name.is_empty() {
-                true => point.arm.to_string(),
-                false => format!("{}: {name}", point.arm),
-            };
-            (name, Expr::Is(point.x as f64), Expr::At(*point, quantity))
+/// A chart over time: its file, the title of its y axis, and its lines, each with its name behind the arm's.
+type Chart = (
+    &'static str,
+    &'static str,
+    &'static [(&'static str, Quantity)],
+);
+
+/// Chart of the throughput.
+const THROUGHPUT_CHART: Chart = ("throughput.svg", "throughput [GB/s]", &[("", THROUGHPUT)]);
+
+/// Adds charts over time with the same title.
+fn charts(t: &mut Table<Served>, title: &'static str, all: impl IntoIterator<Item = Chart>) {
+    for (file, y, lines) in all {
+        let axes = (Axis::linear("time [ms]"), Axis::linear(y));
+        t.marks(file, title, axes, move |point| {
+            let lines = lines.iter().map(|(name, quantity)| {
+                let name = match name.is_empty() {
+                    true => point.arm.to_string(),
+                    false => format!("{}: {name}", point.arm),
+                };
+                (name, Expr::Is(point.x as f64), Expr::At(*point, quantity))
+            });
+            lines.collect()
         });
-        lines.collect()
-    });
+    }
 }
 
 /// Figure 1.
@@ -344,36 +353,27 @@ pub static FIG1: Case<Served> = Case {
             "Pauses exist on cx4lx-2x25g, notifications of the RNIC on cx6dx-2x100g. The pauses of both ports are added. \
              The trace of the paper's incident is not published, and its pauses have no unit.",
         );
-        let server = "A storage server, while an antagonist comes and goes";
-        chart(
-            &mut t,
-            ("throughput.svg", server, "throughput [GB/s]"),
-            &[("", THROUGHPUT)],
-        );
-        chart(
-            &mut t,
+        let title = "A storage server, while an antagonist comes and goes";
+        let all = [
+            THROUGHPUT_CHART,
             (
                 "paused.svg",
-                server,
                 "paused [% of the time, mean of the ports]",
+                &[("", PAUSED)],
             ),
-            &[("", PAUSED)],
-        );
-        chart(
-            &mut t,
-            ("notifications.svg", server, "notifications [1,000/s]"),
-            &[("", NOTIFICATIONS)],
-        );
-        chart(
-            &mut t,
-            ("memory.svg", server, "memory traffic [GB/s]"),
-            &[("server", MEMORY), ("antagonist", ANTAGONIST)],
-        );
-        chart(
-            &mut t,
-            ("escape.svg", server, "extents replaced in 1 ms"),
-            &[("", ESCAPES)],
-        );
+            (
+                "notifications.svg",
+                "notifications [1,000/s]",
+                &[("", NOTIFICATIONS)],
+            ),
+            (
+                "memory.svg",
+                "memory traffic [GB/s]",
+                &[("server", MEMORY), ("antagonist", ANTAGONIST)],
+            ),
+            ("escape.svg", "extents replaced in 1 ms", &[("", ESCAPES)]),
+        ];
+        charts(&mut t, title, all);
         t
     },
     measure: |bench, t, _| measure(bench, t, &ARMS, true),
@@ -412,16 +412,8 @@ pub static FIG10: Case<Served> = Case {
         t.metric("jet_variation_percent", first(JET, VARIATION));
         t.metric("areas_variation_percent", first(O, VARIATION));
         let title = "A storage server without memory pressure";
-        chart(
-            &mut t,
-            ("throughput.svg", title, "throughput [GB/s]"),
-            &[("", THROUGHPUT)],
-        );
-        chart(
-            &mut t,
-            ("memory.svg", title, "memory traffic [GB/s]"),
-            &[("", MEMORY)],
-        );
+        let memory: Chart = ("memory.svg", "memory traffic [GB/s]", &[("", MEMORY)]);
+        charts(&mut t, title, [THROUGHPUT_CHART, memory]);
         t
     },
     measure: |bench, t, _| measure(bench, t, &ARMS, false),
@@ -471,16 +463,12 @@ pub static FIG11: Case<Served> = Case {
              senders do not heed them.",
         );
         let title = "The receive pool without memory pressure";
-        chart(
-            &mut t,
-            ("throughput.svg", title, "throughput [GB/s]"),
-            &[("", THROUGHPUT)],
-        );
-        chart(
-            &mut t,
-            ("pool.svg", title, "memory [MiB]"),
+        let pool: Chart = (
+            "pool.svg",
+            "memory [MiB]",
             &[("held by messages", HELD), ("replaced (escape)", REPLACED)],
         );
+        charts(&mut t, title, [THROUGHPUT_CHART, pool]);
         t
     },
     measure: |bench, t, _| measure(bench, t, &POOL_ARMS, false),

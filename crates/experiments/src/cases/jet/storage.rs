@@ -300,6 +300,15 @@ pub(super) fn sample(usage: &Usage, stored: &Stored) -> Option<Sample> {
 
 fn table() -> Table<Arm> {
     let mut t = Table::new(Arm::ALL.map(Arm::note).to_vec());
+    columns(&mut t);
+    metrics(&mut t);
+    notes(&mut t);
+    charts_over_size(&mut t);
+    chart_over_areas(&mut t);
+    t
+}
+
+fn columns(t: &mut Table<Arm>) {
     t.arm().x("message size [KiB]").n("area [messages]");
     t.value("throughput [GB/s]", THROUGHPUT);
     t.value("average latency [µs]", LATENCY);
@@ -313,6 +322,9 @@ fn table() -> Table<Arm> {
     t.value("dropped packets [1,000/s]", DROPPED);
     t.value("memory, without the antagonist [GB/s]", MEMORY);
     t.value("antagonist [GB/s]", ANTAGONIST);
+}
+
+fn metrics(t: &mut Table<Arm>) {
     // The paper's baseline has areas of a size that it does not state.
     t.metric(
         "pool_over_areas_256k",
@@ -356,6 +368,9 @@ fn table() -> Table<Arm> {
     t.metric("pool_256k_gb_per_s", at(Arm::IR, LARGE, THROUGHPUT));
     t.metric("pool_alone_256k_gb_per_s", at(Arm::R, LARGE, THROUGHPUT));
     t.metric("areas_256k_gb_per_s", at(Arm::O, LARGE, THROUGHPUT));
+}
+
+fn notes(t: &mut Table<Arm>) {
     t.note(
         "Everything is simulated, and nothing is fitted to these figures. Messages are announced 4 µs after the one before \
          is over, and the announcement takes no bandwidth. A device such as an SSD reads each message from memory by DMA \
@@ -376,6 +391,9 @@ fn table() -> Table<Arm> {
         "Areas are one area that is used in turn; their size is a number of messages for each connection. The paper does \
          not state its own. Its gains in hits imply at most 5.8 and 3.5 % of hits for the baseline if the pool always hits.",
     );
+}
+
+fn charts_over_size(t: &mut Table<Arm>) {
     let x = || Axis::log("message size [KiB]");
     for (file, title, quantity, y) in [
         (
@@ -420,6 +438,9 @@ fn table() -> Table<Arm> {
             }
         });
     }
+}
+
+fn chart_over_areas(t: &mut Table<Arm>) {
     let title = "Throughput of areas over their size, messages of 256 KiB";
     let axes = (
         Axis::log("area of a connection [messages]"),
@@ -435,7 +456,6 @@ fn table() -> Table<Arm> {
             false => Vec::new(),
         }
     });
-    t
 }
 
 #[cfg(test)]
