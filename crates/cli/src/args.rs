@@ -221,9 +221,12 @@ pub(crate) struct RunExperiments {
     #[arg(required = true, value_name = "NAME")]
     pub(crate) names: Vec<String>,
     /// Device to measure; with two hosts, the device of the sending one. Default: the software RNIC, or, for
-    /// raw-verbs, every simulated preset. rxe-ring needs a device ibv:NAME. weir-fig2 to weir-fig11a,
-    /// raas-fig2, raas-fig7 and sim-speed need a device sim:PRESET. ring-vs-peers, ring-fanin, softnic,
-    /// weir-overhead, service-…, raas-fig8 and raas-fig9 do not run on sim:PRESET.
+    /// raw-verbs, every simulated preset. rxe-ring needs a device ibv:NAME. These need a device sim:PRESET:
+    /// weir-fig2 to weir-fig11a, service-scaling, raas-fig2, raas-fig7, patterns-fig6 to patterns-table2,
+    /// sim-speed. These need sim:cx4lx-2x25g or sim:cx6dx-2x100g: jet-fig1 to jet-fig13, jet-load,
+    /// incast-loops, share-pace-pool, mailbox-control-host. These do not run on sim:PRESET: ring-vs-peers,
+    /// ring-fanin, softnic, weir-overhead, service-vs-tcp to service-streams, raas-fig8, raas-fig9,
+    /// patterns-fig4, jet-residency to jet-qos.
     #[arg(long, value_parser = device)]
     pub(crate) device: Option<DeviceName>,
     /// Device of the receiving host, for experiments with two: KIND[:NAME][,key=value…]. Default: the device
@@ -251,4 +254,51 @@ pub(crate) struct RunExperiments {
     /// one, a figure in SVG to DIR/NAME/. A missing DIR is created; an earlier run's files are replaced.
     #[arg(long, value_name = "DIR", default_value = "results")]
     pub(crate) out: PathBuf,
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use clap::Args;
+    use headworks_experiments::experiment::RunsOn;
+    use headworks_experiments::registry;
+
+    use super::*;
+
+    /// Returns the experiments that a list in the help of `--device` names, behind `begin` and up to a full stop. A
+    /// range stands for all experiments between two, in the order of `experiment list`.
+    fn listed(help: &str, begin: &str) -> BTreeSet<&'static str> {
+        let names: Vec<&str> = registry().iter().map(|one| one.about().name).collect();
+        let position = |name: &str| {
+            let found = names.iter().position(|known| *known == name.trim());
+            found.unwrap_or_else(|| panic!("no experiment is called {name:?}"))
+        };
+        let (_, list) = help.split_once(begin).expect("a list");
+        let (list, _) = list.split_once('.').unwrap_or((list, ""));
+        let parts = list.split(',').flat_map(|part| {
+            let (first, last) = part.split_once(" to ").unwrap_or((part, part));
+            position(first)..=position(last)
+        });
+        parts.map(|at| names[at]).collect()
+    }
+
+    #[test]
+    fn the_help_of_the_device_says_which_experiments_need_or_refuse_a_simulated_one() {
+        let command = RunExperiments::augment_args(clap::Command::new("run"));
+        let mut arguments = command.get_arguments();
+        let device = arguments.find(|argument| argument.get_id() == "device");
+        let help = device.and_then(|device| device.get_long_help().or_else(|| device.get_help()));
+        let help = help.expect("a help text").to_string();
+        let of = |runs_on: fn(RunsOn) -> bool| -> BTreeSet<&str> {
+            let all = registry().iter().map(|one| one.about());
+            let all = all.filter(|about| runs_on(about.runs_on));
+            all.map(|about| about.name).collect()
+        };
+        let mut simulated = listed(&help, "These need a device sim:PRESET: ");
+        simulated.extend(listed(&help, "sim:cx4lx-2x25g or sim:cx6dx-2x100g: "));
+        assert_eq!(simulated, of(|runs_on| runs_on == RunsOn::Simulated));
+        let real = listed(&help, "These do not run on sim:PRESET: ");
+        assert_eq!(real, of(|runs_on| matches!(runs_on, RunsOn::Real(_))));
+    }
 }

@@ -277,6 +277,11 @@ fn measure(run: &Run, ranks: Option<Ranks>) -> anyhow::Result<()> {
             run.device
         )));
     }
+    if let Some(machine) = options.machine() {
+        let (preset, _) = machine?;
+        let checked = preset.check();
+        checked.map_err(|why| bad_input(format_args!("--set: {why}")))?;
+    }
     let is_apart = ranks.is_none() && run.place == Place::Processes && !is_simulated(&run.device);
     let shares = |point: &&PlanPoint| point.design.connections == Connections::Dispatcher;
     if is_apart && let Some(point) = plan.points()?.iter().find(shares) {

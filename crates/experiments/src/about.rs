@@ -137,6 +137,12 @@ impl Options {
         simulated_machine::machine(&self.device, &self.set)
     }
 
+    /// Returns the name of the preset that the device simulates; `None` if it simulates none.
+    pub fn preset(&self) -> Option<&'static str> {
+        let machine = self.machine().and_then(Result::ok);
+        machine.map(|(preset, _)| preset.name)
+    }
+
     /// Returns the other host's device: the given one if there is one; for a soft device, another host of the
     /// same fabric; for a simulated device that names its host, another host of the same network; otherwise
     /// the same name.

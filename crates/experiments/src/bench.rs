@@ -269,7 +269,7 @@ impl<'a> Bench<'a> {
     ///
     /// # Errors
     ///
-    /// The device is not simulated, or a setting is not legal.
+    /// The device is not simulated, or a setting is not legal, or settings contradict each other.
     pub fn testbed_with(&self, settings: &[String]) -> Result<Testbed<'a>, WorkloadError> {
         let mut set = self.options.set.clone();
         for setting in settings {
@@ -280,6 +280,8 @@ impl<'a> Bench<'a> {
         let machines =
             machines.ok_or_else(|| WorkloadError("the device is not simulated".into()))?;
         let machines = machines.map_err(|e| WorkloadError::at("device", e))?;
+        let checked = machines.preset().check();
+        checked.map_err(|why| WorkloadError::at("settings", why))?;
         Ok(Testbed {
             measured_usage: self.testbed.measured_usage.clone(),
             ..machines.testbed(self.testbed.stop)

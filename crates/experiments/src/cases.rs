@@ -111,7 +111,7 @@ mod tests {
             let (about, metrics) = (experiment.about(), experiment.metrics());
             let keys: BTreeSet<_> = metrics.iter().map(|(key, _)| key).collect();
             assert_eq!(keys.len(), metrics.len(), "{}", about.name);
-            let states = metrics.iter().any(|(_, stated)| stated.is_some());
+            let states = metrics.iter().any(|(_, stated)| !stated.is_empty());
             assert!(about.paper.is_some() || !states, "{}", about.name);
             assert!(find(about.name).is_some());
         }

@@ -76,11 +76,59 @@ pub struct PaperValue {
     /// Section, figure or table, as the paper numbers it. It begins with "derived: " where the value follows
     /// from a sentence, and with "calibrated: " where a constant of simulated RNICs was fitted to the value.
     pub section: &'static str,
+    /// Presets of simulated devices that stand for the testbeds of the value. Empty: the value is for any device.
+    #[serde(skip)]
+    pub presets: &'static [&'static str],
+}
+
+/// The values that a paper states of one metric: one for any device, or several, each for some testbeds.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Stated(Vec<PaperValue>);
+
+impl Stated {
+    /// Adds a value.
+    pub fn add(&mut self, value: PaperValue) {
+        self.0.push(value);
+    }
+
+    /// Returns whether the paper states nothing.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Returns the value that holds on simulated devices of `preset`, or on other devices if that is `None`.
+    pub fn on(&self, preset: Option<&str>) -> Option<PaperValue> {
+        let holds = |value: &&PaperValue| {
+            let presets = value.presets;
+            presets.is_empty() || preset.is_some_and(|preset| presets.contains(&preset))
+        };
+        self.0.iter().find(holds).copied()
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::Claim::{About, Above, Below, Between, Exactly, More};
+    use super::{PaperValue, Stated};
+
+    #[test]
+    fn a_value_of_a_testbed_holds_on_its_presets_only() {
+        let value = |value, presets| PaperValue {
+            claim: About(value),
+            section: "1",
+            presets,
+        };
+        let mut stated = Stated::default();
+        assert!(stated.is_empty() && stated.on(Some("a")).is_none());
+        stated.add(value(1.0, &["a", "b"]));
+        stated.add(value(2.0, &["c"]));
+        let claims = [Some("b"), Some("c"), Some("d"), None];
+        let claims = claims.map(|preset| stated.on(preset).map(|value| value.claim));
+        assert_eq!(claims, [Some(About(1.0)), Some(About(2.0)), None, None]);
+        let mut general = Stated::default();
+        general.add(value(3.0, &[]));
+        assert!(general.on(None).is_some() && general.on(Some("d")).is_some());
+    }
 
     #[test]
     fn a_claim_holds_exactly_for_its_stated_range() {

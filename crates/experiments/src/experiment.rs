@@ -4,7 +4,7 @@ use std::fmt;
 
 pub use crate::about::{About, Paper, RunsOn};
 use crate::bench::Bench;
-use crate::claim::PaperValue;
+use crate::claim::Stated;
 use crate::error::RunError;
 use crate::outcome::Outcome;
 use crate::table::{Measured, Table};
@@ -14,8 +14,8 @@ pub trait Experiment: Sync {
     /// Returns the experiment's description.
     fn about(&self) -> &About;
 
-    /// Returns the keys of all metrics of the summary, each with the paper's value if there is one.
-    fn metrics(&self) -> Vec<(String, Option<PaperValue>)>;
+    /// Returns the keys of all metrics of the summary, each with the paper's values.
+    fn metrics(&self) -> Vec<(String, Stated)>;
 
     /// Returns the file names of the charts that do not depend on the device.
     fn figures(&self) -> Vec<String>;
@@ -48,7 +48,7 @@ impl<A: Copy + PartialEq + fmt::Display> Experiment for Case<A> {
         &self.about
     }
 
-    fn metrics(&self) -> Vec<(String, Option<PaperValue>)> {
+    fn metrics(&self) -> Vec<(String, Stated)> {
         (self.table)().keys()
     }
 
@@ -59,6 +59,7 @@ impl<A: Copy + PartialEq + fmt::Display> Experiment for Case<A> {
     fn run(&self, bench: &mut Bench<'_>) -> Result<Outcome, RunError> {
         let (mut table, mut outcome) = ((self.table)(), bench.outcome());
         let measured = (self.measure)(bench, &mut table, &mut outcome)?;
+        table.measured_on(bench.options.preset());
         table.render(&measured, &mut outcome);
         Ok(outcome)
     }

@@ -15,6 +15,7 @@ use crate::format::human;
 use crate::machine::{Machine, PROFILE};
 use crate::outcome::{ELSEWHERE, Outcome};
 use crate::seeds;
+use crate::table::NOT_STATED;
 
 /// The error of writing a file.
 #[derive(Debug, thiserror::Error)]
@@ -53,8 +54,8 @@ pub fn check(dir: &Path) -> Result<(), WriteError> {
 pub struct Results<'a> {
     /// The experiment.
     pub about: &'a About,
-    /// The paper's values, by metric.
-    pub stated: BTreeMap<String, PaperValue>,
+    /// The paper's values, by metric. `None`: the paper states values for other testbeds only.
+    pub stated: BTreeMap<String, Option<PaperValue>>,
     /// Options of the run.
     pub options: &'a Options,
     /// The machine that the experiment ran on.
@@ -83,7 +84,7 @@ struct Summary<'a> {
     repeats: usize,
     ratios: BTreeMap<&'a String, f64>,
     /// The paper's value of a metric: the claim and its section.
-    paper_values: &'a BTreeMap<String, PaperValue>,
+    paper_values: BTreeMap<&'a String, PaperValue>,
     skipped: &'a BTreeMap<String, String>,
 }
 
@@ -119,6 +120,8 @@ impl Results<'_> {
         } = self;
         let (device, simulated) = outcome.ran_on(options);
         let ratios = outcome.ratios().iter();
+        let stated = self.stated.iter();
+        let stated = stated.filter_map(|(key, stated)| Some((key, (*stated)?)));
         let summary = Summary {
             experiment: about.name,
             paper: about.paper,
@@ -131,7 +134,7 @@ impl Results<'_> {
             profile: PROFILE,
             repeats: outcome.repeats,
             ratios: ratios.map(|(key, value)| (key, value.median)).collect(),
-            paper_values: &self.stated,
+            paper_values: stated.collect(),
             skipped: outcome.skipped(),
         };
         let text = serde_json::to_string_pretty(&summary);
@@ -220,9 +223,10 @@ impl Results<'_> {
 
     /// Makes the table of metrics. Keys that this run does not measure are only counted.
     fn ratios(&self) -> String {
-        let paper = |key: &str| {
-            let stated = self.stated.get(key);
-            stated.map_or_else(String::new, |s| format!("{} ({})", s.claim, s.section))
+        let paper = |key: &str| match self.stated.get(key) {
+            None => String::new(),
+            Some(None) => NOT_STATED.to_owned(),
+            Some(Some(stated)) => format!("{} ({})", stated.claim, stated.section),
         };
         let measured = self.outcome.ratios().iter().map(|(key, value)| {
             let spread = format!("{} – {}", human(value.low), human(value.high));
@@ -278,14 +282,19 @@ mod tests {
         outcome.repeats = 3;
         outcome.arms = vec![crate::table::arm("tcp", "a|b", "block", "2")];
         outcome.measured("k", Spread::of(&[1.0, 2.5, 3.0]).unwrap());
+        outcome.measured("l", Spread::single(4.0));
         for (key, why) in [("m", "not installed"), ("n", ELSEWHERE), ("o", ELSEWHERE)] {
             outcome.skip(key, why);
         }
-        let (claim, section) = (Claim::Between(8.0, 9.0), "V-B");
+        let stated = PaperValue {
+            claim: Claim::Between(8.0, 9.0),
+            section: "V-B",
+            presets: &[],
+        };
         let set = set.iter().map(|setting| setting.parse().unwrap());
         let results = Results {
             about: &about,
-            stated: BTreeMap::from([("k".to_owned(), PaperValue { claim, section })]),
+            stated: BTreeMap::from([("k".to_owned(), Some(stated)), ("l".to_owned(), None)]),
             options: &Options {
                 set: set.collect(),
                 ..Options::on(device.parse().unwrap())
@@ -319,6 +328,7 @@ mod tests {
             "- pinning: sender on cpu 0",
             "- ucx: 1.13.1",
             "| k | 2.500 | 1.000 – 3.000 | 8.000 to 9.000 (V-B) |",
+            "| l | 4.000 | 4.000 – 4.000 | no value in the paper |",
             "| m | skipped | not installed |  |",
             "| tcp | a\\|b | block | 2 |",
             "\n2 keys of `summary.json` are of points that",
@@ -346,7 +356,7 @@ mod tests {
             "settings": {"link.rate": 56.5, "nic.icm": 4096},
             "machine": {"cpu": "C", "cores": 2, "memory_gib": 4.0},
             "version": VERSION, "profile": PROFILE, "repeats": 3,
-            "ratios": {"k": 2.5}, "paper_values": {"k": {"claim": {"between": [8.0, 9.0]}, "section": "V-B"}},
+            "ratios": {"k": 2.5, "l": 4.0}, "paper_values": {"k": {"claim": {"between": [8.0, 9.0]}, "section": "V-B"}},
             "skipped": {"m": "not installed", "n": ELSEWHERE, "o": ELSEWHERE},
         });
         let set = ["link.rate=56.5", "nic.icm=4096"];

@@ -54,6 +54,7 @@ fn check(chosen: &[&dyn Experiment], options: &Options) -> Result<(), String> {
         check_devices(experiment.about(), options)?;
     }
     check_peer(options)?;
+    check_settings(options)?;
     if let Some(trace) = &options.trace {
         if !chosen.iter().any(|e| e.about().replays) {
             let replaying = registry().iter().map(|e| e.about()).filter(|e| e.replays);
@@ -147,6 +148,15 @@ fn check_peer(options: &Options) -> Result<(), String> {
     }
 }
 
+/// Checks that the settings of a simulated machine do not contradict each other or its preset.
+fn check_settings(options: &Options) -> Result<(), String> {
+    match options.machine() {
+        Some(Ok((preset, _))) => preset.check().map_err(|why| format!("--set: {why}")),
+        // Opening the device reports what is wrong with it.
+        Some(Err(_)) | None => Ok(()),
+    }
+}
+
 fn run_all(
     chosen: Vec<&dyn Experiment>,
     options: &Options,
@@ -178,14 +188,13 @@ fn run_one(
     let metrics = experiment.metrics();
     outcome.complete(metrics.iter().map(|(key, _)| key.as_str()));
     let stated = metrics.into_iter();
-    let stated = stated
-        .filter_map(|(key, stated)| Some((key, stated?)))
-        .collect();
+    let stated = stated.filter(|(_, stated)| !stated.is_empty());
+    let stated = stated.map(|(key, stated)| (key, stated.on(options.preset())));
     outcome.label_simulated(options);
     bench.finish();
     let results = Results {
         about,
-        stated,
+        stated: stated.collect(),
         options,
         machine: Machine::here(),
         outcome: &outcome,
@@ -307,6 +316,28 @@ mod tests {
                 true => begins("rb2-table2", &options),
                 false => refused("rb2-table2", &options, &[device, peer, "preset and seed"]),
             }
+        }
+    }
+
+    #[test]
+    fn settings_that_contradict_each_other_are_bad_input() {
+        for (setting, parts) in [
+            (
+                "nic.rx_pause=300",
+                ["nic.rx_buffer=255.875", "at most 255.875 KiB"],
+            ),
+            (
+                "switch.mark_all=50",
+                ["switch.mark_from=100", "at most 50 KiB"],
+            ),
+        ] {
+            let (_dir, mut options) = on("sim:cx4lx-2x25g");
+            options.set = vec![setting.parse().unwrap()];
+            let [other, allowed] = parts;
+            refused("jet-fig2", &options, &["--set: ", setting, other, allowed]);
+            options.set.push("nic.rx_buffer=0".parse().unwrap());
+            options.set.push("switch.mark_from=0".parse().unwrap());
+            begins("jet-fig2", &options);
         }
     }
 

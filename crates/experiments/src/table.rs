@@ -12,12 +12,15 @@ pub use measured::{
     Sample, VALUE, grid,
 };
 
-use crate::claim::{Claim, PaperValue};
+use crate::claim::{Claim, PaperValue, Stated};
 use crate::format::grid::{Cell, Grid};
 use crate::format::human;
 use crate::format::svg::{Axis, Figure, Series};
 use crate::outcome::{ArmNote, Outcome};
 use crate::stats::Spread;
+
+/// Words in place of a value that the paper states for other testbeds only.
+pub const NOT_STATED: &str = "no value in the paper";
 
 /// The arms, columns, metrics, charts and checks of an experiment. It holds no results and is built anew for
 /// each use.
@@ -32,6 +35,8 @@ pub struct Table<A> {
     is_listed: bool,
     /// Whether values and sentences are what was expected beforehand, not what a paper states.
     is_expectation: bool,
+    /// Preset of the simulated device that was measured.
+    preset: Option<&'static str>,
     /// Remarks for the report.
     pub notes: Vec<String>,
 }
@@ -63,13 +68,28 @@ enum Statistic {
 pub struct Metric<A> {
     key: String,
     expr: Expr<A>,
-    stated: Option<PaperValue>,
+    stated: Stated,
 }
 
 impl<A> Metric<A> {
-    /// Adds the paper's value, in the metric's unit, with the section that states it.
+    /// Adds the paper's value, in the metric's unit, with the section that states it. It is judged on any device.
     pub fn paper(&mut self, claim: Claim, section: &'static str) -> &mut Self {
-        self.stated = Some(PaperValue { claim, section });
+        self.paper_on(&[], claim, section)
+    }
+
+    /// Adds the value that the paper found on the testbeds that `presets` stand for. It is judged on simulated devices
+    /// of these presets only.
+    pub fn paper_on(
+        &mut self,
+        presets: &'static [&'static str],
+        claim: Claim,
+        section: &'static str,
+    ) -> &mut Self {
+        self.stated.add(PaperValue {
+            claim,
+            section,
+            presets,
+        });
         self
     }
 }
@@ -104,6 +124,7 @@ impl<A: Copy + PartialEq + fmt::Display + 'static> Table<A> {
             checks: Vec::new(),
             is_listed: true,
             is_expectation: false,
+            preset: None,
             notes: Vec::new(),
         }
     }
@@ -172,7 +193,7 @@ impl<A: Copy + PartialEq + fmt::Display + 'static> Table<A> {
         self.metrics.push(Metric {
             key: key.into(),
             expr,
-            stated: None,
+            stated: Stated::default(),
         });
         self.metrics.last_mut().expect("just pushed")
     }
@@ -313,7 +334,7 @@ impl<A: Copy + PartialEq + fmt::Display + 'static> Table<A> {
     pub fn without_verdicts(&mut self) -> &mut Self {
         self.metrics
             .iter_mut()
-            .for_each(|metric| metric.stated = None);
+            .for_each(|metric| metric.stated = Stated::default());
         self.checks.clear();
         self
     }
@@ -324,11 +345,17 @@ impl<A: Copy + PartialEq + fmt::Display + 'static> Table<A> {
         self
     }
 
-    /// Returns the keys of all metrics, each with the paper's value if there is one.
-    pub fn keys(&self) -> Vec<(String, Option<PaperValue>)> {
+    /// Says of which preset the simulated device was that was measured.
+    pub fn measured_on(&mut self, preset: Option<&'static str>) -> &mut Self {
+        self.preset = preset;
+        self
+    }
+
+    /// Returns the keys of all metrics, each with the paper's values.
+    pub fn keys(&self) -> Vec<(String, Stated)> {
         let metrics = self.metrics.iter();
         metrics
-            .map(|metric| (metric.key.clone(), metric.stated))
+            .map(|metric| (metric.key.clone(), metric.stated.clone()))
             .collect()
     }
 
@@ -407,7 +434,13 @@ impl<A: Copy + PartialEq + fmt::Display + 'static> Table<A> {
             .metrics
             .iter()
             .filter_map(|Metric { key, stated, .. }| {
-                let (stated, ours) = ((*stated)?, outcome.ratios().get(key)?.median);
+                let ours = outcome.ratios().get(key)?.median;
+                if stated.is_empty() {
+                    return None;
+                }
+                let Some(stated) = stated.on(self.preset) else {
+                    return Some((format!("{key}: {NOT_STATED}"), human(ours), None));
+                };
                 let says = format!("{key}: {} ({})", stated.claim, stated.section);
                 let holds = stated.claim.holds(ours);
                 let is_calibrated = stated.section.starts_with("calibrated");

@@ -51,7 +51,7 @@ pub mod world;
 mod wqe;
 
 pub use model::{Backlog, Counters, ObjectCounts};
-pub use preset::{CONSTANTS, Constant, Kind, Preset, SetError, Setting, Value};
+pub use preset::{CONSTANTS, Constant, Contradiction, Kind, Preset, SetError, Setting, Value};
 pub use provider::{KIND, SimProvider, is_simulated};
 pub use receiving_host::HostCounters;
 pub use trace::Tracer;

@@ -2,7 +2,11 @@
 //!
 //! docs/simulation.md has them as a table. `headworks sim
 //! presets` prints them, `--set key=value` changes one. Sources marked † were cited from memory.
+//! [`Preset::check`] refuses values that contradict each other.
 
+mod contradictions;
+
+pub use contradictions::{CONTRADICTIONS, Contradiction, OrderedPair};
 pub use headworks_constants::{Constant, Kind, SetError, Value};
 
 /// A constant of the model and a legal value for it: `key=value`.
@@ -173,6 +177,10 @@ headworks_constants::constants! {
         "Assumed: three times that of idle memory";
     host_core_lines as "host.core_lines": whole "lines" 1..1024 [10, 10, 10, 10, 12] "Lines that a core waits for at a time"
         "Line fill buffers of a core: 10 to 12 †";
+    straggler_share as "host.straggler_share": number "%" 0..100 [0, 0, 0, 0, 0] "Share of the messages of a storage server that are stragglers: they stay in memory for `host.straggler_time`"
+        "None, unless an experiment injects them. The model does not apply it; an actor that stands for a storage server does";
+    straggler_us as "host.straggler_time": number "µs" 0..10000000 [10000, 10000, 10000, 10000, 10000] "Time for which a straggler stays in memory after it has arrived"
+        "Assumed: five times the straggler time of the receive pool, and far longer than the hundreds of microseconds of Jet 2.2";
     rx_buffer_kib as "nic.rx_buffer": number "KiB" 0..1048576 [0, 0, 0, 255.875, 1024] "Buffer on the chip for packets that arrived; 0 is unlimited"
         "cx4lx: 262,016 B (NVIDIA's community note DOC-2933); cx6dx: assumed four times as much, for four times the rate";
     rx_pause_kib as "nic.rx_pause": number "KiB" 0..1048576 [0, 0, 0, 244, 0] "Content of that buffer at which the RNIC pauses the switch's port (PFC); 0 never pauses"

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`last_level_cache`] | which lines are cached, and in which ways |
 //! | [`memory_bandwidth`] | what RNIC, processors and an antagonist get of the memory |
+//! | [`memory_traffic`] | what memory has moved for them |
 //!
 //! Arrived bytes wait in the RNIC's buffer until the bus has taken them. The bus takes them one piece after the
 //! other, at the slowest of three rates: its own, that of posted writes (a limited number of lines is under way,
@@ -12,9 +13,11 @@
 
 pub(crate) mod last_level_cache;
 pub(crate) mod memory_bandwidth;
+pub(crate) mod memory_traffic;
 
 use last_level_cache::{CacheOutcome, CacheUser, LINE_BYTES, LastLevelCache};
-use memory_bandwidth::{MemoryBandwidth, MemoryBytes, MemoryConstants};
+use memory_bandwidth::{MemoryBandwidth, MemoryConstants};
+use memory_traffic::MemoryBytes;
 
 use crate::congestion::booked_queue::BookedQueue;
 use crate::hardware_units::{Pipe, Ps};
@@ -77,7 +80,8 @@ pub struct HostCounters {
     pub notifications_sent: u64,
     /// See `notifications_sent`.
     pub notifications_received: u64,
-    /// Bytes that the RNIC, the processors with other devices, and an antagonist moved to or from memory.
+    /// Bytes that memory has moved for the RNIC, the processors with other devices, and an antagonist. Bytes that were
+    /// asked for and that memory has not moved yet are not counted.
     pub memory_rnic: u64,
     /// See `memory_rnic`.
     pub memory_processors: u64,
@@ -356,10 +360,10 @@ impl ReceivingHost {
             rnic,
             processors,
             antagonist,
-        } = self.memory.bytes();
+        } = self.memory.moved();
         HostCounters {
-            memory_rnic: rnic,
-            memory_processors: processors,
+            memory_rnic: rnic as u64,
+            memory_processors: processors as u64,
             memory_antagonist: antagonist as u64,
             paused: self.pauses.passed(now),
             ..self.counters
@@ -489,6 +493,32 @@ mod tests {
         let paused = [1, until / 2, until, 2 * until].map(|now| pauses.counters(now).paused);
         assert_eq!(paused, [0, until / 2 - 1, until - 1, until - 1]);
         assert_eq!(pauses.pause(0, until, 4096), None);
+    }
+
+    #[test]
+    fn memory_moves_no_more_than_its_bandwidth_in_any_window() {
+        let mut host = host(constants());
+        host.set_antagonist(0, 0.06);
+        let moved = |host: &mut ReceivingHost, now| {
+            let of = host.counters(now);
+            of.memory_rnic + of.memory_processors + of.memory_antagonist
+        };
+        let mut readings = vec![(0, 0)];
+        for number in 0..200 {
+            let now = number * 5 * US;
+            // Bursts of devices that read memory: more than the memory moves in 10 µs.
+            if number % 7 == 0 {
+                (0..8).for_each(|at| host.device_reads(now, (at * MIB + number * 8 * MIB, MIB)));
+            }
+            let end = now + 4 * US;
+            readings.push((end, moved(&mut host, end)));
+        }
+        for (at, (from, before)) in readings.iter().enumerate() {
+            for (until, after) in &readings[at..] {
+                let most = 0.06 * (until - from) as f64 + 3.0;
+                assert!((after - before) as f64 <= most, "{from} to {until}");
+            }
+        }
     }
 
     #[test]

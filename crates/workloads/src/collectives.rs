@@ -20,19 +20,17 @@ mod steps;
 mod tests;
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use headworks::runtime::{
-    Actor, ActorError, ActorOutcome, ActorRegistry, ActorSpec, Scenario, ScenarioEvent, World,
-};
+use headworks::runtime::{Actor, ActorError, ActorRegistry, ActorSpec, Scenario, World};
 use headworks::sim::{HostCounters, SimWorld, Usage, UsageMonitor};
-use headworks::verbs::bringup::ConnectionParams;
-use headworks::verbs::{BringUp, Device, DeviceName, Duration, Instant, QueuePair, RemoteAddr};
+use headworks::verbs::{Device, DeviceName, Duration, Instant, QueuePair, RemoteAddr};
 
 pub use self::steps::{Message, Pattern};
 use crate::error::{Result, WorkloadError};
 use crate::service::virtual_time::Machine;
+use crate::virtual_run::{Drive, connect};
 
 /// Processes, and hosts that they run on.
 pub const PROCESSES: usize = 8;
@@ -155,25 +153,13 @@ impl Collective {
         run.monitor.get_or_init(|| world.usage_monitor());
         let running = world.start(&Scenario::of(parts));
         let mut running = running.map_err(|e| WorkloadError::at("scenario", e))?;
-        let mut ended = 0;
-        while ended < PROCESSES {
-            if stop.load(Ordering::Relaxed) {
-                return Err(WorkloadError("interrupted".to_owned()));
-            }
-            if running.now() > run.measured.1 + PATIENCE {
-                return Err(WorkloadError("the run does not end".to_owned()));
-            }
-            match running.poll(Duration::from_millis(1)) {
-                Some(ScenarioEvent::Ended {
-                    outcome: ActorOutcome::Done,
-                    ..
-                }) => ended += 1,
-                Some(ScenarioEvent::Ended { role, outcome }) => {
-                    return Err(WorkloadError(format!("{role}: {outcome}")));
-                }
-                _ => {}
-            }
-        }
+        let drive = Drive {
+            actors: PROCESSES,
+            limit: run.measured.1 + PATIENCE,
+            every: Duration::from_millis(1),
+            stop,
+        };
+        drive.to_end(&mut *running, |_, _| Ok(()))?;
         drop(running);
         run.result()
     }
@@ -268,11 +254,7 @@ impl Run {
                 .remove(&(rank, peer))
                 .ok_or_else(|| ActorError::new("no queue pairs"))?;
             for (ours, theirs) in ours.iter_mut().zip(&mut theirs) {
-                let params = ConnectionParams::default;
-                let mut here = BringUp::start(device.info(), &mut **ours, params(), 1, vec![])?;
-                let mut there =
-                    BringUp::start(their_device.info(), &mut **theirs, params(), 1, vec![])?;
-                here.connect_both(&mut **ours, &mut there, &mut **theirs)?;
+                connect((&**device, &mut **ours), (&*their_device, &mut **theirs))?;
             }
             state.queue_pairs.insert((rank, peer), ours);
             state.queue_pairs.insert((peer, rank), theirs);

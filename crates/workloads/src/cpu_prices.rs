@@ -1,9 +1,10 @@
-//! The simulated machine that a device's name stands for, and the processor time of work outside verbs calls.
+//! The simulated machine that a device's name stands for, and what its constants say of the program's own work.
 
 use headworks::sim::{Preset, Setting, is_simulated, provider};
 use headworks::verbs::{DeviceName, Duration, OpenError};
 
-/// Processor time that the machine model does not charge by itself: the program's own work.
+/// Constants of the program's own work, which the machine model does not apply by itself: processor time, and messages
+/// that are processed slowly.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CpuPrices {
     /// Time that perftest spends on a request outside verbs calls: the constant `cpu.bench`.
@@ -11,6 +12,25 @@ pub struct CpuPrices {
     /// Time to handle a message, without copies and verbs calls: framing, checking the ring, reading a word
     /// of the message. The constant `cpu.message`.
     pub message: Duration,
+    /// Messages of a storage server that stay in memory for long.
+    pub stragglers: Stragglers,
+}
+
+/// Injected stragglers: messages of a storage server that stay in memory for much longer than the others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stragglers {
+    /// Number of stragglers in a million messages: the constant `host.straggler_share`.
+    pub per_million: u64,
+    /// Time for which a straggler stays in memory: the constant `host.straggler_time`.
+    pub stay: Duration,
+}
+
+impl Stragglers {
+    /// No message is a straggler.
+    pub const NONE: Self = Self {
+        per_million: 0,
+        stay: Duration::ZERO,
+    };
 }
 
 impl CpuPrices {
@@ -20,6 +40,10 @@ impl CpuPrices {
         Self {
             bench: nanos(machine.bench_ns),
             message: nanos(machine.message_ns),
+            stragglers: Stragglers {
+                per_million: (machine.straggler_share * 1e4).round() as u64,
+                stay: nanos(machine.straggler_us * 1e3),
+            },
         }
     }
 }
@@ -54,6 +78,19 @@ pub fn machine(device: &DeviceName, set: &[Setting]) -> Option<Result<(Preset, u
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn stragglers_come_from_the_preset_and_are_off_by_default() {
+        let mut machine = Preset::named("cx6dx-2x100g").unwrap();
+        assert_eq!(CpuPrices::of(&machine).stragglers.per_million, 0);
+        machine.apply(&"host.straggler_share=0.5".parse().unwrap());
+        machine.apply(&"host.straggler_time=3000".parse().unwrap());
+        let expected = Stragglers {
+            per_million: 5_000,
+            stay: Duration::from_millis(3),
+        };
+        assert_eq!(CpuPrices::of(&machine).stragglers, expected);
+    }
 
     #[test]
     fn perftest_costs_come_from_the_preset_or_are_zero() {

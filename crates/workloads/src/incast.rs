@@ -20,21 +20,20 @@ mod sender;
 mod tests;
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use headworks::runtime::{
-    Actor, ActorError, ActorOutcome, ActorRegistry, ActorSpec, DeviceOpener, Scenario,
-    ScenarioEvent, World,
+    Actor, ActorError, ActorRegistry, ActorSpec, DeviceOpener, Scenario, World,
 };
 use headworks::sim::{Preset, SimWorld, Usage, UsageMonitor};
-use headworks::verbs::bringup::ConnectionParams;
-use headworks::verbs::{BringUp, Device, DeviceName, Duration, Instant, QpCaps, RemoteAddr};
+use headworks::verbs::{Device, DeviceName, Duration, Instant, QpCaps, RemoteAddr};
 use headworks_baselines::{End, EndSizes, WordMemory};
 
 use crate::error::{Result, WorkloadError};
 use crate::latency::{Histogram, Quantiles};
 use crate::service::virtual_time::Machine;
+use crate::virtual_run::{Drive, connect};
 
 /// Length of a message of the contended flow, in bytes.
 pub const MESSAGE: usize = 256 << 10;
@@ -193,25 +192,13 @@ impl Incast {
         run.monitor.get_or_init(|| world.usage_monitor());
         let running = world.start(&Scenario::of(parts));
         let mut running = running.map_err(|e| WorkloadError::at("scenario", e))?;
-        let mut ended = 0;
-        while ended < count {
-            if stop.load(Ordering::Relaxed) {
-                return Err(WorkloadError("interrupted".to_owned()));
-            }
-            if running.now() > run.measured.1 + PATIENCE {
-                return Err(WorkloadError("the run does not end".to_owned()));
-            }
-            match running.poll(Duration::from_millis(1)) {
-                Some(ScenarioEvent::Ended {
-                    outcome: ActorOutcome::Done,
-                    ..
-                }) => ended += 1,
-                Some(ScenarioEvent::Ended { role, outcome }) => {
-                    return Err(WorkloadError(format!("{role}: {outcome}")));
-                }
-                _ => {}
-            }
-        }
+        let drive = Drive {
+            actors: count,
+            limit: run.measured.1 + PATIENCE,
+            every: Duration::from_millis(1),
+            stop,
+        };
+        drive.to_end(&mut *running, |_, _| Ok(()))?;
         drop(running);
         run.result()
     }
@@ -312,11 +299,7 @@ impl Run {
             .iter_mut()
             .zip(&mut remote.end.queue_pairs[to..]);
         for (ours, theirs) in pairs {
-            let params = ConnectionParams::default;
-            let mut here = BringUp::start(our_device.info(), &mut **ours, params(), 1, vec![])?;
-            let mut there =
-                BringUp::start(their_device.info(), &mut **theirs, params(), 1, vec![])?;
-            here.connect_both(&mut **ours, &mut there, &mut **theirs)?;
+            connect((&*our_device, &mut **ours), (&*their_device, &mut **theirs))?;
         }
         Ok(remote.memory.region().remote(0))
     }

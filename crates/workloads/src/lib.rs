@@ -22,6 +22,7 @@
 //! | [`report`], [`error`] | what an actor found, and why it cannot go on |
 //! | [`cpu_prices`] | processor time of the program's own work on a simulated machine |
 //! | [`simulated_machine`] | the simulated machine that a device name stands for, and a world of it |
+//! | `virtual_run` | connecting queue pairs within a program, and driving a scenario in virtual time to its end |
 //! | [`usage_samples`] | samples of a simulated machine's counters |
 //! | [`subprocess`], [`ucx_perftest`], [`child_programs`] | other programs, and this one started as another process |
 //! | [`latency`], [`stats`] | the histogram and the open-loop schedule; medians and spreads |
@@ -67,3 +68,4 @@ pub mod thread_counters;
 pub mod transports;
 pub mod ucx_perftest;
 pub mod usage_samples;
+mod virtual_run;

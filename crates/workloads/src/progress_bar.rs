@@ -24,9 +24,9 @@ pub struct ProgressReporter {
 }
 
 /// Template of the bar.
-const BAR: &str = "{prefix} [{bar:30}] {pos}/{len}, {eta} left: {msg}";
+const BAR: &str = "{prefix} [{bar:30}], {eta} left: {msg}";
 /// Template of the bar if some points take much longer than others.
-const UNEVEN: &str = "{prefix} [{bar:30}] {pos}/{len}, {elapsed} so far: {msg}";
+const UNEVEN: &str = "{prefix} [{bar:30}], {elapsed} so far: {msg}";
 
 fn style(template: &str) -> ProgressStyle {
     ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar())
@@ -63,7 +63,12 @@ impl ProgressReporter {
                 bar.set_length(self.total);
                 bar.set_style(style(if self.alike { BAR } else { UNEVEN }));
             }
-            None if points > 1 => tell(format_args!("{}: {points} points to measure", self.name)),
+            None if points > 1 => {
+                tell(format_args!(
+                    "{}: {} points to measure",
+                    self.name, self.total
+                ));
+            }
             None => {}
         }
     }
@@ -71,11 +76,18 @@ impl ProgressReporter {
     /// Shows that `what` is being measured now.
     pub fn at(&mut self, what: &str) {
         if let Some(bar) = &self.bar {
+            bar.set_prefix(self.number());
             bar.set_message(what.to_owned());
         } else if self.last_line.elapsed() >= LINE_EVERY {
             self.last_line = Instant::now();
             tell(format_args!("{}", self.line(self.started.elapsed(), what)));
         }
+    }
+
+    /// Returns the experiment's name, the number of the point that is being measured, and the number of all points.
+    fn number(&self) -> String {
+        let number = (self.done + 1).min(self.total);
+        format!("{}: {number}/{}", self.name, self.total)
     }
 
     /// Returns the progress line after `elapsed`.
@@ -84,7 +96,7 @@ impl ProgressReporter {
             true => format!(", {} left", time_left(elapsed, self.done, self.total)),
             false => String::new(),
         };
-        format!("{}: {}/{}{left}: {what}", self.name, self.done, self.total)
+        format!("{}{left}: {what}", self.number())
     }
 
     /// Notes that one more point is done.
@@ -150,7 +162,7 @@ mod tests {
             }
             progress.line(Duration::from_secs(16), "the last")
         };
-        assert_eq!(line(true), "t: 4/5, 4 s left: the last");
-        assert_eq!(line(false), "t: 4/5: the last");
+        assert_eq!(line(true), "t: 5/5, 4 s left: the last");
+        assert_eq!(line(false), "t: 5/5: the last");
     }
 }

@@ -17,18 +17,16 @@ mod server;
 #[cfg(test)]
 mod tests;
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use headworks::runtime::{
-    Actor, ActorError, ActorInit, ActorOutcome, ActorRegistry, ActorSpec, Scenario, ScenarioEvent,
-    World,
-};
+use headworks::runtime::{Actor, ActorError, ActorInit, ActorRegistry, ActorSpec, Scenario, World};
 use headworks::sim::{SimWorld, Usage, UsageMonitor};
 use headworks::verbs::{DeviceName, Duration, Instant};
 
 use crate::error::{Result, WorkloadError};
 use crate::service::virtual_time::{Machine, quotient};
+use crate::virtual_run::Drive;
 use server::Objects;
 
 /// Length of a message of the out flow, in bytes. Shorter messages make the cost of a cache miss visible.
@@ -197,25 +195,13 @@ impl SharePacePool {
         run.monitor.get_or_init(|| world.usage_monitor());
         let running = world.start(&Scenario::of(parts));
         let mut running = running.map_err(|e| WorkloadError::at("scenario", e))?;
-        let mut ended = 0;
-        while ended < count {
-            if stop.load(Ordering::Relaxed) {
-                return Err(WorkloadError("interrupted".to_owned()));
-            }
-            if running.now() > run.measured.1 + PATIENCE {
-                return Err(WorkloadError("the run does not end".to_owned()));
-            }
-            match running.poll(Duration::from_micros(100)) {
-                Some(ScenarioEvent::Ended {
-                    outcome: ActorOutcome::Done,
-                    ..
-                }) => ended += 1,
-                Some(ScenarioEvent::Ended { role, outcome }) => {
-                    return Err(WorkloadError(format!("{role}: {outcome}")));
-                }
-                _ => {}
-            }
-        }
+        let drive = Drive {
+            actors: count,
+            limit: run.measured.1 + PATIENCE,
+            every: Duration::from_micros(100),
+            stop,
+        };
+        drive.to_end(&mut *running, |_, _| Ok(()))?;
         drop(running);
         run.result()
     }

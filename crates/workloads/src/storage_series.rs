@@ -1,9 +1,9 @@
 //! A storage server over virtual time, while an antagonist on its host comes and goes: what the host's counters and the
 //! receive memory say in each of many windows.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 
-use headworks::runtime::{ActorOutcome, ActorRegistry, ActorSpec, Scenario, ScenarioEvent, World};
+use headworks::runtime::{ActorRegistry, ActorSpec, Scenario, World};
 use headworks::sim::faults::{Rules, rules};
 use headworks::sim::{HostCounters, SimWorld, Usage};
 use headworks::verbs::{DeviceName, Duration, Instant};
@@ -18,6 +18,7 @@ use crate::report::{Report, StorageSample};
 use crate::service::virtual_time::Machine;
 use crate::task::{ACTOR, Task, register};
 use crate::testbed::private_dir;
+use crate::virtual_run::{Drive, DriveEvent};
 
 /// Time between two looks at the clock.
 const LOOKS_EVERY: Duration = Duration::from_micros(10);
@@ -106,35 +107,31 @@ impl StorageSeries {
         let monitor = world.usage_monitor();
         let running = world.start(&Scenario::of(parts));
         let mut running = running.map_err(|e| WorkloadError::at("scenario", e))?;
-        let (mut looks, mut stored, mut ended) = (Vec::new(), None, 0);
-        while ended < Role::BOTH.len() {
-            if stop.load(Ordering::Relaxed) {
-                return Err(WorkloadError("interrupted".to_owned()));
-            }
-            if running.now() > self.begin_of(self.windows) + PATIENCE {
-                return Err(WorkloadError("the run does not end".to_owned()));
-            }
-            if running.now() >= self.begin_of(looks.len()) && looks.len() <= self.windows {
-                looks.extend(monitor.now());
-            }
-            match running.poll(LOOKS_EVERY) {
-                Some(ScenarioEvent::Report { bytes, .. }) => match Report::from_bytes(&bytes)? {
+        let (mut looks, mut stored) = (Vec::new(), None);
+        let drive = Drive {
+            actors: Role::BOTH.len(),
+            limit: self.begin_of(self.windows) + PATIENCE,
+            every: LOOKS_EVERY,
+            stop,
+        };
+        drive.to_end(&mut *running, |running, event| {
+            match event {
+                DriveEvent::Turn => {
+                    let is_due = running.now() >= self.begin_of(looks.len());
+                    if is_due && looks.len() <= self.windows {
+                        looks.extend(monitor.now());
+                    }
+                }
+                DriveEvent::Report(bytes) => match Report::from_bytes(&bytes)? {
                     Report::Ready => {
                         let told = running.send(server, BEGIN);
                         told.map_err(|e| WorkloadError::at("scenario", e))?;
                     }
-                    report => stored = Stored::of(report).or(stored),
+                    report => stored = Stored::of(report).or_else(|| stored.take()),
                 },
-                Some(ScenarioEvent::Ended {
-                    outcome: ActorOutcome::Done,
-                    ..
-                }) => ended += 1,
-                Some(ScenarioEvent::Ended { role, outcome }) => {
-                    return Err(WorkloadError(format!("{role}: {outcome}")));
-                }
-                None => {}
             }
-        }
+            Ok(())
+        })?;
         let stored =
             stored.ok_or_else(|| WorkloadError("a storage server did not report".to_owned()))?;
         let windows = self.windows_of(&looks, &stored.samples);
@@ -212,6 +209,11 @@ mod tests {
             let runs = (3..6).contains(&number);
             assert_eq!(window.host.memory_antagonist > 1 << 20, runs, "{number}");
             assert!((0.9e-3..1.1e-3).contains(&window.seconds), "{window:?}");
+            let of = &window.host;
+            let moved = of.memory_rnic + of.memory_processors + of.memory_antagonist;
+            // Each of the three counts is rounded down to bytes.
+            let most = machine.preset.host_memory * 1e9 * window.seconds + 3.0;
+            assert!(moved as f64 <= most, "{moved} of {most} in {number}");
         }
         assert!(
             gb(&windows[2]) > 5.0 && gb(&windows[5]) < 4.5,

@@ -4,7 +4,7 @@
 
 use std::fmt;
 
-use crate::cases::jet::receiving_host::memory_of;
+use crate::cases::jet::receiving_host::{memory_of, refuse_antagonist};
 use crate::cases::prelude::*;
 use crate::cases::weir::arms::probe_of;
 use crate::incast::{Control, Incast, IncastResult, SLICE, VICTIM_SHARE, variation};
@@ -179,6 +179,7 @@ pub static INCAST_LOOPS: Case<Arm> = Case {
     table,
     measure: |bench, t, _| {
         let preset = memory_of(bench)?;
+        refuse_antagonist(bench, INCAST_LOOPS.about.name)?;
         let seed = bench.options.machine().and_then(Result::ok);
         let seed = seed.map_or(1, |(_, seed)| seed);
         let (senders, antagonists, times) = match bench.options.quick {

@@ -202,11 +202,15 @@ pub static SHARE_PACE_POOL: Case<Arm> = Case {
     measure: |bench, t, _| {
         let mut preset = memory_of(bench)?;
         for (key, value) in LOSSLESS {
-            if !bench.options.is_set(key) {
+            // A preset that pauses has thresholds that fit its buffers.
+            let is_off = preset.value(key).is_some_and(|value| value.as_f64() == 0.0);
+            if !bench.options.is_set(key) && (is_off || key == "dcqcn.on") {
                 let set = preset.set(key, value);
                 set.map_err(|e| RunError::Failed(e.to_string()))?;
             }
         }
+        let checked = preset.check();
+        checked.map_err(|why| RunError::BadInput(format!("settings of this experiment: {why}")))?;
         let seed = bench.options.machine().and_then(Result::ok);
         let seed = seed.map_or(1, |(_, seed)| seed);
         let base_delay = bench.once("base delay", |bench| {

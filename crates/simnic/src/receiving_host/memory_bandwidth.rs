@@ -2,12 +2,14 @@
 //!
 //! Processors come first, as the paper found (Jet, 4.3): the RNIC gets what they leave, but at least a fixed
 //! share of the bandwidth. The antagonist gets what both leave of it. What processors and RNIC need is measured
-//! in intervals; the shares of an interval follow from the one before.
+//! in intervals; the shares of an interval follow from the one before. So a burst may need more than the
+//! bandwidth within an interval: [`MemoryTraffic`] counts bytes when memory has moved them.
 
+use super::memory_traffic::{MemoryBytes, MemoryTraffic};
 use crate::hardware_units::{NEVER, NS, Ps};
 
 /// Length of an interval.
-const INTERVAL: Ps = 10_000 * NS;
+pub(crate) const INTERVAL: Ps = 10_000 * NS;
 
 /// Constants of a host's memory.
 #[derive(Clone, Copy, Debug)]
@@ -16,14 +18,6 @@ pub(crate) struct MemoryConstants {
     pub(crate) bandwidth: f64,
     /// Smallest share of it that the RNIC gets.
     pub(crate) rnic_share: f64,
-}
-
-/// Bytes that each user moved so far.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(crate) struct MemoryBytes {
-    pub(crate) rnic: u64,
-    pub(crate) processors: u64,
-    pub(crate) antagonist: f64,
 }
 
 /// The memory's bandwidth and who uses it.
@@ -35,7 +29,10 @@ pub(crate) struct MemoryBandwidth {
     /// Time up to which the antagonist's bytes are counted, and when the next interval begins.
     counted: Ps,
     next: Ps,
-    bytes: MemoryBytes,
+    /// Bytes that the RNIC and the processors asked for, and that the antagonist got at its rates.
+    rnic_bytes: u64,
+    processor_bytes: u64,
+    antagonist_bytes: f64,
     /// Bytes of the RNIC and of the processors at the beginning of the interval.
     before: (u64, u64),
     /// Rates of the processors and of the antagonist in this interval, in bytes a picosecond.
@@ -43,6 +40,7 @@ pub(crate) struct MemoryBandwidth {
     antagonist: f64,
     /// Time at which the RNIC's transfers so far are done.
     free_at: Ps,
+    traffic: MemoryTraffic,
 }
 
 impl MemoryBandwidth {
@@ -52,11 +50,14 @@ impl MemoryBandwidth {
             demand: 0.0,
             counted: 0,
             next: INTERVAL,
-            bytes: MemoryBytes::default(),
+            rnic_bytes: 0,
+            processor_bytes: 0,
+            antagonist_bytes: 0.0,
             before: (0, 0),
             processors: 0.0,
             antagonist: 0.0,
             free_at: 0,
+            traffic: MemoryTraffic::new(constants),
         }
     }
 
@@ -74,13 +75,14 @@ impl MemoryBandwidth {
 
     /// Advances to `now`. Returns the bytes that the antagonist has moved since.
     pub(crate) fn advance(&mut self, now: Ps) -> f64 {
-        let begin = self.bytes.antagonist;
+        self.traffic.advance(now, self.demand);
+        let begin = self.antagonist_bytes;
         while self.next <= now {
             self.count_until(self.next);
             let since = |bytes: u64, before: u64| (bytes - before) as f64 / INTERVAL as f64;
-            let rnic = since(self.bytes.rnic, self.before.0);
-            self.processors = since(self.bytes.processors, self.before.1);
-            self.before = (self.bytes.rnic, self.bytes.processors);
+            let rnic = since(self.rnic_bytes, self.before.0);
+            self.processors = since(self.processor_bytes, self.before.1);
+            self.before = (self.rnic_bytes, self.processor_bytes);
             self.antagonist = self.left_for_antagonist(rnic);
             let is_quiet = rnic == 0.0 && self.processors == 0.0;
             self.next = match is_quiet {
@@ -90,11 +92,11 @@ impl MemoryBandwidth {
             };
         }
         self.count_until(now);
-        self.bytes.antagonist - begin
+        self.antagonist_bytes - begin
     }
 
     fn count_until(&mut self, at: Ps) {
-        self.bytes.antagonist += self.antagonist * at.saturating_sub(self.counted) as f64;
+        self.antagonist_bytes += self.antagonist * at.saturating_sub(self.counted) as f64;
         self.counted = self.counted.max(at);
     }
 
@@ -111,7 +113,8 @@ impl MemoryBandwidth {
         if bytes == 0 {
             return begin;
         }
-        self.bytes.rnic += bytes;
+        self.rnic_bytes += bytes;
+        self.traffic.add_rnic(bytes);
         let time = bytes as f64 / self.rnic_rate();
         self.free_at = begin.saturating_add(time as Ps).min(NEVER);
         self.free_at
@@ -119,7 +122,8 @@ impl MemoryBandwidth {
 
     /// Counts bytes that processors move.
     pub(crate) fn count_processors(&mut self, bytes: u64) {
-        self.bytes.processors += bytes;
+        self.processor_bytes += bytes;
+        self.traffic.add_processors(bytes);
     }
 
     /// Returns the share of the bandwidth that processors and antagonist use in this interval.
@@ -127,8 +131,9 @@ impl MemoryBandwidth {
         ((self.processors + self.demand) / self.constants.bandwidth).min(1.0)
     }
 
-    pub(crate) fn bytes(&self) -> MemoryBytes {
-        self.bytes
+    /// Returns the bytes that memory has moved up to the time to which it was advanced.
+    pub(crate) fn moved(&self) -> MemoryBytes {
+        self.traffic.moved()
     }
 }
 
@@ -176,7 +181,11 @@ mod tests {
         }
         // Per microsecond: 60,000 bytes in all, of which 6,000 and 12,000 are others'.
         assert!((moved / 1000.0 - 42_000.0).abs() < 500.0, "{moved}");
-        assert!((memory.bytes().antagonist - moved).abs() < 1.0);
+        let counted = memory.moved();
+        let others = counted.rnic + counted.processors;
+        assert!((others - 18_000_000.0).abs() < 1.0, "{counted:?}");
+        let all = others + counted.antagonist;
+        assert!((all - 60_000_000.0).abs() < 1.0, "{counted:?}");
     }
 
     #[test]

@@ -83,95 +83,113 @@ impl Pattern {
     /// Returns the messages of each step. The number of processes is a power of two.
     pub fn steps(self, processes: usize) -> Vec<Vec<Message>> {
         assert!(processes.is_power_of_two(), "{processes} processes");
-        let all = || 0..processes;
-        let whole = |from: usize, to: usize, block: usize| Message {
-            from,
-            to,
-            source: block,
-            target: block,
-            blocks: 1,
-            reduces: false,
-        };
-        let ring = |steps: usize| {
-            (0..steps).map(move |step| {
-                let pass = |from: usize| {
-                    let block = (from + processes - step) % processes;
-                    whole(from, (from + 1) % processes, block)
-                };
-                (0..processes).map(pass).collect()
-            })
-        };
         match self {
-            Self::AllToAll => {
-                let step = |bits: usize| {
-                    let exchange = |from: usize| Message {
-                        source: from ^ bits,
-                        target: processes + from,
-                        ..whole(from, from ^ bits, 0)
-                    };
-                    all().map(exchange).collect()
-                };
-                (1..processes).map(step).collect()
-            }
-            Self::AllGather => ring(processes - 1).collect(),
-            Self::AllReduce => {
-                let mut steps = Vec::new();
-                let mut distance = processes / 2;
-                while distance > 0 {
-                    // The group of 2 * distance blocks that a process still has is halved.
-                    let halve = |from: usize| {
-                        let to = from ^ distance;
-                        Message {
-                            blocks: distance,
-                            reduces: true,
-                            ..whole(from, to, to / distance * distance)
-                        }
-                    };
-                    steps.push(all().map(halve).collect());
-                    distance /= 2;
-                }
-                distance = 1;
-                while distance < processes {
-                    let double = |from: usize| Message {
-                        blocks: distance,
-                        ..whole(from, from ^ distance, from / distance * distance)
-                    };
-                    steps.push(all().map(double).collect());
-                    distance *= 2;
-                }
-                steps
-            }
-            Self::ReduceScatter => {
-                let step = |distance: usize| {
-                    let send = |from: usize| {
-                        let to = (from + distance) % processes;
-                        Message {
-                            reduces: true,
-                            ..whole(from, to, to)
-                        }
-                    };
-                    all().map(send).collect()
-                };
-                (1..processes).map(step).collect()
-            }
-            Self::Broadcast => {
-                let mut steps: Vec<Vec<Message>> = Vec::new();
-                let mut distance = processes / 2;
-                while distance > 0 {
-                    let senders = all().step_by(2 * distance);
-                    let spread = senders.map(|from| Message {
-                        blocks: distance,
-                        ..whole(from, from + distance, from + distance)
-                    });
-                    steps.push(spread.collect());
-                    distance /= 2;
-                }
-                steps.extend(ring(processes - 1));
-                steps
-            }
-            Self::Gather => vec![all().skip(1).map(|from| whole(from, 0, from)).collect()],
+            Self::AllToAll => exchange_pairwise(processes),
+            Self::AllGather => pass_around(processes),
+            Self::AllReduce => [halve_with_sums(processes), double(processes)].concat(),
+            Self::ReduceScatter => exchange_with_sums(processes),
+            Self::Broadcast => [spread_by_tree(processes), pass_around(processes)].concat(),
+            Self::Gather => vec![(1..processes).map(|from| whole(from, 0, from)).collect()],
         }
     }
+}
+
+/// Returns the message that brings one block to the same place of the receiver's buffer.
+fn whole(from: usize, to: usize, block: usize) -> Message {
+    Message {
+        from,
+        to,
+        source: block,
+        target: block,
+        blocks: 1,
+        reduces: false,
+    }
+}
+
+/// Returns the distances of recursive halving: half the number of processes, a quarter, …, 1.
+fn halved_distances(processes: usize) -> impl DoubleEndedIterator<Item = usize> {
+    (0..processes.ilog2()).rev().map(|bit| 1 << bit)
+}
+
+/// All-to-all: in step *i* a process exchanges with the one whose number differs by the bits of *i*.
+fn exchange_pairwise(processes: usize) -> Vec<Vec<Message>> {
+    let step = |bits: usize| {
+        let exchange = |from: usize| Message {
+            source: from ^ bits,
+            target: processes + from,
+            ..whole(from, from ^ bits, 0)
+        };
+        (0..processes).map(exchange).collect()
+    };
+    (1..processes).map(step).collect()
+}
+
+/// A ring: each process passes on to the next one the block that it got in the step before, first its own.
+fn pass_around(processes: usize) -> Vec<Vec<Message>> {
+    let step = |step: usize| {
+        let pass = |from: usize| {
+            let block = (from + processes - step) % processes;
+            whole(from, (from + 1) % processes, block)
+        };
+        (0..processes).map(pass).collect()
+    };
+    (0..processes - 1).map(step).collect()
+}
+
+/// Recursive halving with sums: the group of blocks that a process still has is halved in each step.
+fn halve_with_sums(processes: usize) -> Vec<Vec<Message>> {
+    let step = |distance: usize| {
+        let halve = |from: usize| {
+            let to = from ^ distance;
+            Message {
+                blocks: distance,
+                reduces: true,
+                ..whole(from, to, to / distance * distance)
+            }
+        };
+        (0..processes).map(halve).collect()
+    };
+    halved_distances(processes).map(step).collect()
+}
+
+/// Recursive doubling: the group of blocks that a process has is doubled in each step.
+fn double(processes: usize) -> Vec<Vec<Message>> {
+    let step = |distance: usize| {
+        let double = |from: usize| Message {
+            blocks: distance,
+            ..whole(from, from ^ distance, from / distance * distance)
+        };
+        (0..processes).map(double).collect()
+    };
+    halved_distances(processes).rev().map(step).collect()
+}
+
+/// Reduce-scatter by pairwise exchange: each process sends each other one its part of the vector, which is added there.
+fn exchange_with_sums(processes: usize) -> Vec<Vec<Message>> {
+    let step = |distance: usize| {
+        let send = |from: usize| {
+            let to = (from + distance) % processes;
+            Message {
+                reduces: true,
+                ..whole(from, to, to)
+            }
+        };
+        (0..processes).map(send).collect()
+    };
+    (1..processes).map(step).collect()
+}
+
+/// A binomial tree: each process that has parts of the vector sends half of them on in each step.
+fn spread_by_tree(processes: usize) -> Vec<Vec<Message>> {
+    let step = |distance: usize| {
+        let senders = (0..processes).step_by(2 * distance);
+        let spread = senders.map(|from| Message {
+            blocks: distance,
+            ..whole(from, from + distance, from + distance)
+        });
+        spread.collect()
+    };
+    halved_distances(processes).map(step).collect()
 }
 
 impl fmt::Display for Pattern {

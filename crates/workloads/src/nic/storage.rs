@@ -7,11 +7,16 @@
 //!
 //! The receive memory is the [receive pool's](headworks_rxpool::receiver::Receiver), with its admission and windows, or an
 //! area that is used in turn from its beginning to its end.
+//!
+//! Some messages may be [`Stragglers`], which stay in memory for much longer than the others. If the pool then asks for a
+//! copy of the application's data, the server copies what stragglers occupy, and releases it.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
+use std::sync::Arc;
 
-use headworks::verbs::{Access, AllocRequest, Duration, Instant, Pages, RemoteAddr};
+use headworks::verbs::{Access, AllocRequest, Device, Duration, Instant, Pages, RemoteAddr};
+use headworks_baselines::End;
 use headworks_runtime::{ActorContext, Step};
 use headworks_rxpool::admission::Class;
 use headworks_rxpool::config::PoolConfig;
@@ -31,6 +36,7 @@ use super::requester::Requester;
 use super::verb_load::{finished, loaded_shape, pair};
 use super::{Made, Setup, Verb, VerbLoad};
 use crate::actor_pair::{BEGIN, PairMail, Role};
+use crate::cpu_prices::Stragglers;
 use crate::error::{Result, WorkloadError};
 use crate::latency::Histogram;
 use crate::random::Random;
@@ -123,9 +129,12 @@ pub(super) fn part(load: StorageLoad, setup: &Setup<'_>) -> Made {
         ..VerbLoad::of(Verb::Read, load.size)
     };
     let times = (setup.task.warm_ns, setup.task.run_ns);
+    let prices = setup.pair.prices;
+    let stragglers = prices.map_or(Stragglers::NONE, |prices| prices.stragglers);
+    let load_of = (load, stragglers);
     if !load.has_short_messages() {
         return pair(reads, setup, move |source| {
-            server(load, source, None, times)
+            server(load_of, source, None, times)
         });
     }
     let is_server = setup.pair.role == Role::Sender;
@@ -136,7 +145,7 @@ pub(super) fn part(load: StorageLoad, setup: &Setup<'_>) -> Made {
     let offered = (bulk.offer(0), short.offer(0));
     bulk.connect(offered.0, move |bulk| {
         short.connect(offered.1, move |short| match is_server {
-            true => server(load, bulk, Some(ShortServer::new(&load, short)?), times),
+            true => server(load_of, bulk, Some(ShortServer::new(&load, short)?), times),
             false => short_messages::client(load, bulk, short),
         })
     })
@@ -188,6 +197,8 @@ enum Leaving {
     },
     /// The memory of a receive.
     Short { connection: usize, slot: usize },
+    /// Units of an extent that were released when their data was copied.
+    Copied { transfer: TransferId, units: u32 },
 }
 
 /// A message under way.
@@ -196,6 +207,7 @@ struct Message {
     size: u64,
     announced: Instant,
     stay_ns: u64,
+    is_straggler: bool,
     /// Extents that arrived, where memory is released by whole messages.
     extents: Vec<HeldExtent>,
     /// Bytes that have arrived, and units that were not released.
@@ -205,6 +217,7 @@ struct Message {
 
 struct Server {
     load: StorageLoad,
+    stragglers: Stragglers,
     short: Option<ShortServer>,
     receiver: Receiver,
     app: AppId,
@@ -223,61 +236,20 @@ struct Server {
     bytes: u64,
     latency: Histogram,
     samples: Vec<StorageSample>,
+    /// Keeps the device open.
+    _device: Arc<dyn Device>,
 }
 
+/// Makes the server's program.
 fn server(
-    load: StorageLoad,
+    load: (StorageLoad, Stragglers),
     source: Requester,
     short: Option<ShortServer>,
     (warm_ns, run_ns): (u64, u64),
 ) -> Made {
-    let config = memory_config(&load);
-    let bytes = u64::from(config.memory_units()) * u64::from(UNIT);
-    let buffer = source.end.device.alloc(&AllocRequest {
-        pages: Pages::PreferHuge,
-        ..AllocRequest::of(bytes as usize)
-    });
-    let buffer = buffer.map_err(|e| WorkloadError::at("receive memory", e))?;
-    let region = source.end.pd.register(&buffer, Access::LOCAL_WRITE);
-    let region = region.map_err(|e| WorkloadError::at("receive memory", e))?;
-    let receiver = Receiver::new(&config, region.into(), source.end.send_cq.clone());
-    let mut receiver = receiver.map_err(|e| WorkloadError::at("receive memory", e))?;
-    let app = receiver.add_app(AppLimits {
-        class: Class::Normal,
-        quota: u32::MAX,
-    });
-    let depth = READ_DEPTH as u32;
-    let target = source.target;
-    let Requester { end, .. } = source;
-    let links = end.queue_pairs.into_iter();
-    let links = links.map(|qp| receiver.add_link(qp, depth)).collect();
-    let mut random = Random::new(load.size as u64);
-    // Programs do not begin at the same time.
-    let begins = (0..load.connections * load.outstanding)
-        .map(|at| Reverse((random.below(50_000), at % load.connections)))
-        .collect();
-    let mut server = Server {
-        load,
-        short,
-        receiver,
-        app,
-        links,
-        target,
-        random,
-        messages: HashMap::new(),
-        announcements: begins,
-        releases: BinaryHeap::new(),
-        leaving: HashMap::new(),
-        number: 0,
-        done: 0,
-        bytes: 0,
-        latency: Histogram::default(),
-        samples: Vec::new(),
-    };
-    let _device = end.device;
+    let mut server = Server::new(load, source, short)?;
     let mut phase = Phase::Warm;
     acting(move |cx| {
-        let _ = &_device;
         server.step(cx)?;
         let now = cx.now().nanos();
         if let Phase::Measured(_) = phase {
@@ -290,26 +262,30 @@ fn server(
             }
             Phase::Ready if cx.receive_mail().is_some_and(|mail| mail == BEGIN) => {
                 phase = Phase::Measured(now);
-                (server.done, server.bytes) = (0, 0);
-                server.latency = Histogram::default();
-                server.sample(now);
+                server.begin(now);
             }
             Phase::Measured(began) if now >= began + run_ns => {
-                return finished(
-                    cx,
-                    Report::Stored {
-                        messages: server.done,
-                        bytes: server.bytes,
-                        nanos: now - began,
-                        latency: server.latency.quantiles(1.0),
-                        samples: std::mem::take(&mut server.samples),
-                    },
-                );
+                return finished(cx, server.report(now - began));
             }
             _ => {}
         }
         Ok(Step::Again)
     })
+}
+
+/// Makes the receiver of `load`, whose memory it allocates and registers on the device of `end`.
+fn receiver_of(load: &StorageLoad, end: &End) -> Result<Receiver> {
+    let config = memory_config(load);
+    let bytes = u64::from(config.memory_units()) * u64::from(UNIT);
+    let buffer = end.device.alloc(&AllocRequest {
+        pages: Pages::PreferHuge,
+        ..AllocRequest::of(bytes as usize)
+    });
+    let buffer = buffer.map_err(|e| WorkloadError::at("receive memory", e))?;
+    let region = end.pd.register(&buffer, Access::LOCAL_WRITE);
+    let region = region.map_err(|e| WorkloadError::at("receive memory", e))?;
+    let receiver = Receiver::new(&config, region.into(), end.send_cq.clone());
+    receiver.map_err(|e| WorkloadError::at("receive memory", e))
 }
 
 /// Progress of the measurement.
@@ -321,6 +297,67 @@ enum Phase {
 }
 
 impl Server {
+    /// Makes a server that READs over the queue pairs of `source`.
+    fn new(
+        (load, stragglers): (StorageLoad, Stragglers),
+        source: Requester,
+        short: Option<ShortServer>,
+    ) -> Result<Self> {
+        let mut receiver = receiver_of(&load, &source.end)?;
+        let app = receiver.add_app(AppLimits {
+            class: Class::Normal,
+            quota: u32::MAX,
+        });
+        let target = source.target;
+        let Requester { end, .. } = source;
+        let links = end.queue_pairs.into_iter();
+        let links = links.map(|qp| receiver.add_link(qp, READ_DEPTH as u32));
+        let links = links.collect();
+        let mut random = Random::new(load.size as u64);
+        // Programs do not begin at the same time.
+        let begins = (0..load.connections * load.outstanding)
+            .map(|at| Reverse((random.below(50_000), at % load.connections)))
+            .collect();
+        Ok(Self {
+            load,
+            stragglers,
+            short,
+            receiver,
+            app,
+            links,
+            target,
+            random,
+            messages: HashMap::new(),
+            announcements: begins,
+            releases: BinaryHeap::new(),
+            leaving: HashMap::new(),
+            number: 0,
+            done: 0,
+            bytes: 0,
+            latency: Histogram::default(),
+            samples: Vec::new(),
+            _device: end.device,
+        })
+    }
+
+    /// Begins the measured time.
+    fn begin(&mut self, now: u64) {
+        (self.done, self.bytes) = (0, 0);
+        self.latency = Histogram::default();
+        self.sample(now);
+    }
+
+    /// Returns what was done in the measured time, which took `nanos`.
+    fn report(&mut self, nanos: u64) -> Report {
+        Report::Stored {
+            messages: self.done,
+            bytes: self.bytes,
+            nanos,
+            latency: self.latency.quantiles(1.0),
+            samples: std::mem::take(&mut self.samples),
+        }
+    }
+
     fn step(&mut self, cx: &mut ActorContext<'_>) -> Result<()> {
         let now = cx.now();
         let mut events = self.announce(now)?;
@@ -339,7 +376,8 @@ impl Server {
                 ReceiverEvent::Failed { why, .. } => {
                     return Err(WorkloadError::at("READs", why));
                 }
-                ReceiverEvent::Copy(_) | ReceiverEvent::Overdue(_) | ReceiverEvent::Signal => {}
+                ReceiverEvent::Copy(_) => self.copy_stragglers(cx, now)?,
+                ReceiverEvent::Overdue(_) | ReceiverEvent::Signal => {}
             }
         }
         events += self.take_short(now)?;
@@ -370,11 +408,13 @@ impl Server {
                 len: size as u64,
             });
             let id = announced.map_err(|e| WorkloadError::at("announcing", e))?;
+            let (stay_ns, is_straggler) = self.draw_stay();
             let message = Message {
                 connection,
                 size: size as u64,
                 announced: now,
-                stay_ns: self.load.stay.draw(self.load.stay_ns, &mut self.random),
+                stay_ns,
+                is_straggler,
                 extents: Vec::new(),
                 arrived: 0,
                 left: 0,
@@ -382,6 +422,16 @@ impl Server {
             self.messages.insert(id, message);
         }
         Ok(count)
+    }
+
+    /// Draws how long a message stays in memory, and whether it is a straggler. Without stragglers, nothing more is drawn.
+    fn draw_stay(&mut self) -> (u64, bool) {
+        let stay_ns = self.load.stay.draw(self.load.stay_ns, &mut self.random);
+        let Stragglers { per_million, stay } = self.stragglers;
+        match per_million > 0 && self.random.below(1_000_000) < per_million {
+            true => (stay.nanos(), true),
+            false => (stay_ns, false),
+        }
     }
 
     /// Handles an extent that has arrived: with slices, the device reads them one after the other.
@@ -428,7 +478,7 @@ impl Server {
             self.done += 1;
             self.bytes += SHORT as u64;
             self.latency.record(now.since(message.sent));
-            let stay = self.load.stay.draw(self.load.stay_ns, &mut self.random);
+            let (stay, _) = self.draw_stay();
             let (connection, slot) = (message.connection, message.slot);
             self.leave(now.nanos() + stay, Leaving::Short { connection, slot });
         }
@@ -487,6 +537,67 @@ impl Server {
         self.leaving.insert(self.number, leaving);
     }
 
+    /// Copies what stragglers occupy of the pool to other memory, and releases it.
+    fn copy_stragglers(&mut self, cx: &mut ActorContext<'_>, now: Instant) -> Result<()> {
+        let of_straggler = |(number, leaving): (&u64, &Leaving)| match leaving {
+            Leaving::Extent { transfer, .. } => {
+                let message = self.messages.get(transfer);
+                message
+                    .is_some_and(|message| message.is_straggler)
+                    .then_some(*number)
+            }
+            Leaving::Short { .. } | Leaving::Copied { .. } => None,
+        };
+        let mut numbers: Vec<u64> = self.leaving.iter().filter_map(of_straggler).collect();
+        numbers.sort_unstable();
+        for number in numbers {
+            let Some(&Leaving::Extent {
+                transfer,
+                held,
+                from,
+                units,
+            }) = self.leaving.get(&number)
+            else {
+                continue;
+            };
+            let (begin, len) = self.memory_of(held, from, units);
+            cx.reads(begin, len);
+            cx.copied(len as u64);
+            let released = self.receiver.release(self.app, held, from, units, now);
+            released.map_err(|e| WorkloadError::at("releasing", e))?;
+            self.leaving
+                .insert(number, Leaving::Copied { transfer, units });
+        }
+        Ok(())
+    }
+
+    /// Returns the address and the length of units of an extent.
+    fn memory_of(&self, held: HeldExtent, from: u32, units: u32) -> (*const u8, usize) {
+        let offset = held.extent.offset() + u64::from(from) * u64::from(UNIT);
+        let memory = self.receiver.region().buffer();
+        let begin = memory.as_ptr().wrapping_add(offset as usize);
+        (begin, units as usize * UNIT as usize)
+    }
+
+    /// Notes that units of a message are not needed any more. The next message is announced when this one is over.
+    fn ended(&mut self, transfer: TransferId, units: u32, now: Instant) {
+        let Some(message) = self.messages.get_mut(&transfer) else {
+            return;
+        };
+        message.left -= units;
+        // A message is over when everything that has come is released, and all of it has come.
+        let is_over = message.left == 0 && message.arrived == message.size;
+        if is_over && let Some(message) = self.messages.remove(&transfer) {
+            self.announce_later(message.connection, now);
+        }
+    }
+
+    /// Has the next message of a connection announced.
+    fn announce_later(&mut self, connection: usize, now: Instant) {
+        let next = now.nanos() + ANNOUNCE_NS;
+        self.announcements.push(Reverse((next, connection)));
+    }
+
     /// Has the device read what is due, and releases it. Returns the number of releases.
     fn release(&mut self, cx: &mut ActorContext<'_>, now: Instant) -> Result<u64> {
         let mut count = 0;
@@ -499,38 +610,28 @@ impl Server {
                 continue;
             };
             count += 1;
-            let (transfer, held, from, units) = match leaving {
+            match leaving {
                 Leaving::Extent {
                     transfer,
                     held,
                     from,
                     units,
-                } => (transfer, held, from, units),
+                } => {
+                    let (begin, len) = self.memory_of(held, from, units);
+                    cx.device_reads(begin, len);
+                    let released = self.receiver.release(self.app, held, from, units, now);
+                    released.map_err(|e| WorkloadError::at("releasing", e))?;
+                    self.ended(transfer, units, now);
+                }
                 Leaving::Short { connection, slot } => {
                     if let Some(short) = &self.short {
                         cx.device_reads(short.place(slot), SHORT);
                         short.receive(slot)?;
                     }
-                    let next = now.nanos() + ANNOUNCE_NS;
-                    self.announcements.push(Reverse((next, connection)));
-                    continue;
+                    self.announce_later(connection, now);
                 }
-            };
-            let offset = held.extent.offset() + u64::from(from) * u64::from(UNIT);
-            let memory = self.receiver.region().buffer();
-            let begin = memory.as_ptr().wrapping_add(offset as usize);
-            cx.device_reads(begin, units as usize * UNIT as usize);
-            let released = self.receiver.release(self.app, held, from, units, now);
-            released.map_err(|e| WorkloadError::at("releasing", e))?;
-            let Some(message) = self.messages.get_mut(&transfer) else {
-                continue;
-            };
-            message.left -= units;
-            // A message is over when everything that has come is released, and all of it has come.
-            let is_over = message.left == 0 && message.arrived == message.size;
-            if is_over && let Some(message) = self.messages.remove(&transfer) {
-                let next = now.nanos() + ANNOUNCE_NS;
-                self.announcements.push(Reverse((next, message.connection)));
+                // The device reads the copy, which is in memory that the model leaves out.
+                Leaving::Copied { transfer, units } => self.ended(transfer, units, now),
             }
         }
         Ok(count)

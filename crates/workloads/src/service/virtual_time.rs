@@ -14,13 +14,12 @@ mod message_apps;
 mod native_callers;
 mod one_sided_apps;
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use headworks::runtime::{
     Actor, ActorError, ActorInit, ActorRegistry, ActorSpec, Scenario, Step, World,
 };
-use headworks::runtime::{ActorOutcome, ScenarioEvent};
 use headworks::sim::{Counters, Preset, SimWorld, UsageMonitor};
 use headworks::verbs::{DeviceName, Duration, Instant};
 
@@ -30,6 +29,7 @@ use super::{Result, failed};
 use crate::error::WorkloadError;
 use crate::latency::Quantiles;
 use crate::random::{Random, mix};
+use crate::virtual_run::{Drive, DriveEvent};
 
 /// Path that carries the requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -128,35 +128,24 @@ impl OneSidedLoad {
         let mut running = world
             .start(&Scenario::of(parts))
             .map_err(failed("scenario"))?;
-        let limit = Instant::ZERO + times.0 + times.1 + PATIENCE;
         let usage_monitor = world.usage_monitor();
         // Counters of the callers' RNIC when the measurement began, and when it ended.
         let mut readings = Vec::new();
-        let mut ended = 0;
-        while ended < count {
-            let now = running.now();
-            if stop.load(Ordering::Relaxed) {
-                return Err(WorkloadError("interrupted".to_owned()));
-            }
-            if now > limit {
-                return Err(WorkloadError("the run does not end".to_owned()));
-            }
+        let drive = Drive {
+            actors: count,
+            limit: Instant::ZERO + times.0 + times.1 + PATIENCE,
+            every: Duration::from_micros(100),
+            stop,
+        };
+        drive.to_end(&mut *running, |running, event| {
             let interval = shared_run.interval();
             let next = interval.and_then(|interval| interval.get(readings.len()).copied());
-            if next.is_some_and(|next| next <= now) {
+            let now = running.now();
+            if matches!(event, DriveEvent::Turn) && next.is_some_and(|next| next <= now) {
                 readings.push((now, counted(&usage_monitor)));
             }
-            match running.poll(Duration::from_micros(100)) {
-                Some(ScenarioEvent::Ended {
-                    outcome: ActorOutcome::Done,
-                    ..
-                }) => ended += 1,
-                Some(ScenarioEvent::Ended { role, outcome }) => {
-                    return Err(WorkloadError(format!("{role}: {outcome}")));
-                }
-                _ => {}
-            }
-        }
+            Ok(())
+        })?;
         if readings.len() == 1 {
             // All callers were done before the second reading.
             readings.push((running.now(), counted(&usage_monitor)));

@@ -4,11 +4,10 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use headworks::runtime::{ActorError, DeviceOpener};
-use headworks::verbs::bringup::ConnectionParams;
 use headworks::verbs::{
-    Access, AllocRequest, BringUp, CompletionQueue, CqInit, Device, Instant, Pages,
-    ProtectionDomain, QpCaps, QpInit, QpType, Qpn, QueuePair, RecvWr, Region, RemoteAddr, Sge,
-    SharedReceiveQueue, SrqInit,
+    Access, AllocRequest, CompletionQueue, CqInit, Device, Instant, Pages, ProtectionDomain,
+    QpCaps, QpInit, QpType, Qpn, QueuePair, RecvWr, Region, RemoteAddr, Sge, SharedReceiveQueue,
+    SrqInit,
 };
 use headworks_baselines::{End, EndSizes, WordMemory};
 use headworks_rxpool::admission::Class;
@@ -18,6 +17,7 @@ use headworks_rxpool::pool::{AppLimits, ReceivePool};
 
 use super::{IN_MESSAGE, OUT_MESSAGE, RING, Run, SERVER, THREADS, peer_name};
 use crate::error::{Result, WorkloadError};
+use crate::virtual_run::connect;
 
 /// Memory of a peer, in bytes: the target of WRITEs, and the source of its own messages.
 const PEER_MEMORY: usize = 64 << 10;
@@ -290,16 +290,4 @@ fn peer(
         memory,
         rings: (!load.is_pooled).then(|| rings.plus((host * connections * RING) as u64)),
     })
-}
-
-/// Connects two queue pairs.
-fn connect(
-    (our_device, ours): (&dyn Device, &mut dyn QueuePair),
-    (their_device, theirs): (&dyn Device, &mut dyn QueuePair),
-) -> Result<(), ActorError> {
-    let params = ConnectionParams::default;
-    let mut here = BringUp::start(our_device.info(), &mut *ours, params(), 1, vec![])?;
-    let mut there = BringUp::start(their_device.info(), &mut *theirs, params(), 1, vec![])?;
-    here.connect_both(ours, &mut there, theirs)?;
-    Ok(())
 }

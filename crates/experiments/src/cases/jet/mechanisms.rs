@@ -5,7 +5,7 @@ use std::fmt;
 use headworks::sim::Preset;
 
 use super::receiving_host::{
-    MISSES, PAUSED, QUICK_TIMES, THROUGHPUT, about, memory_of, unless_set, write_all,
+    MISSES, PAUSED, QUICK_TIMES, THROUGHPUT, about, check_arms, memory_of, unless_set, write_all,
 };
 use crate::cases::prelude::*;
 
@@ -111,6 +111,7 @@ pub static MECHANISMS_CASE: Case<&Mechanism> = Case {
     table: mechanisms,
     measure: |bench, t, _| {
         let preset = memory_of(bench)?;
+        check_arms(bench, MECHANISMS.iter().map(|one| settings(one, &preset)))?;
         t.note(format!(
             "{}. An arm that has the throughput of 64 KiB at 1 MiB leaves out a mechanism that the loss needs.",
             preset.name
@@ -163,7 +164,8 @@ mod tests {
                     .collect();
                 let machine = crate::simulated_machine::machine(&device, &set);
                 let machine = machine.expect("a simulated device");
-                assert!(machine.is_ok(), "{name}, {mechanism}: {:?}", machine.err());
+                let (machine, _) = machine.unwrap_or_else(|why| panic!("{mechanism}: {why}"));
+                assert_eq!(machine.check(), Ok(()), "{name}, {mechanism}");
             }
         }
     }

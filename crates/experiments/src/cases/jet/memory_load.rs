@@ -3,7 +3,9 @@
 
 use std::fmt;
 
-use super::receiving_host::{self, about, memory_of, unless_set};
+use super::receiving_host::{
+    self, FASTER_TESTBED, about, check_arms, memory_of, refuse_antagonist,
+};
 use super::storage::{
     self, ANTAGONIST, Arm as Design, LARGE, LATENCY, MEMORY, QUICK_TIMES, THROUGHPUT, TIMES,
 };
@@ -94,6 +96,9 @@ pub static LOAD: Case<Arm> = Case {
     table,
     measure: |bench, _, _| {
         let preset = memory_of(bench)?;
+        refuse_antagonist(bench, LOAD.about.name)?;
+        let designs = [Design::O, Design::JET];
+        check_arms(bench, designs.map(|design| design.settings(&preset, 1.0)))?;
         let (demands, times) = match bench.options.quick {
             true => (&QUICK_DEMANDS[..], QUICK_TIMES),
             false => (&DEMANDS[..], TIMES),
@@ -107,7 +112,7 @@ pub static LOAD: Case<Arm> = Case {
                 Arm::Writes => vec![format!("host.antagonist={}", part * preset.host_memory)],
                 Arm::Server(design, _) => design.settings(&preset, part),
             };
-            let testbed = bench.testbed_with(&unless_set(bench, settings))?;
+            let testbed = bench.testbed_with(&settings)?;
             let (sample, probes) = match point.arm {
                 Arm::Writes => {
                     receiving_host::writes_beside(&testbed, WRITES, &probe(Verb::Write), times)?
@@ -159,7 +164,8 @@ fn table() -> Table<Arm> {
         let key = arm.key();
         let falls = t.metric(format!("{key}_falls_at_percent"), at(arm, 0, FALLS_AT));
         if arm == Arm::Writes {
-            falls.paper(
+            falls.paper_on(
+                FASTER_TESTBED,
                 Claim::About(92.0),
                 "2.1, Figure 1b: 230 of 250 GB/s during an incident",
             );

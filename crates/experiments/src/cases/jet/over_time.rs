@@ -3,7 +3,10 @@
 
 use std::fmt;
 
-use super::receiving_host::{about, machine_with, memory_of};
+use headworks::sim::Preset;
+use headworks_workloads::report::StorageSample;
+
+use super::receiving_host::{FASTER_TESTBED, TESTBEDS, about, check_arms, machine_with, memory_of};
 use super::storage::{Arm as Design, DMA_CACHE_KIB, LARGE};
 use crate::cases::prelude::*;
 use crate::nic::storage::{StayTime, StorageLoad};
@@ -23,6 +26,8 @@ const ANTAGONIST: Quantity = "antagonist";
 const HELD: Quantity = "held";
 const REPLACED: Quantity = "replaced";
 const ESCAPES: Quantity = "escapes";
+const COPIES: Quantity = "copies";
+const SIGNALS: Quantity = "signals";
 /// Quantities of a whole run, in the sample of the first window.
 const BEFORE: Quantity = "before";
 const DURING: Quantity = "during";
@@ -38,32 +43,72 @@ const MOST_HELD: Quantity = "most held";
 const MEAN_HELD: Quantity = "mean held";
 const AVERAGE: Quantity = "mean throughput";
 const ALL_ESCAPES: Quantity = "all escapes";
+const ALL_COPIES: Quantity = "all copies";
+const ALL_SIGNALS: Quantity = "all signals";
 
 /// A server, in an experiment over time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Served(Design);
+pub struct Served {
+    design: Design,
+    /// Share of its messages that are injected stragglers, in percent.
+    straggler_percent: u64,
+}
 
 impl fmt::Display for Served {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
+        match self.straggler_percent {
+            0 => self.design.fmt(f),
+            percent => write!(f, "{}, {percent} % stragglers", self.design),
+        }
     }
 }
 
-const O: Served = Served(Design::O);
-const JET: Served = Served(Design::JET);
+const O: Served = Served::of(Design::O, 0);
+const JET: Served = Served::of(Design::JET, 0);
+/// Stragglers that the pool's memory for replacement holds.
+const FEW_STRAGGLERS: Served = Served::of(Design::JET, 1);
+/// Stragglers that it does not hold.
+const MANY_STRAGGLERS: Served = Served::of(Design::JET, 10);
 const ARMS: [Served; 2] = [O, JET];
+/// Arms of the experiment about the pool.
+const POOL_ARMS: [Served; 4] = [O, JET, FEW_STRAGGLERS, MANY_STRAGGLERS];
 
 impl Served {
+    const fn of(design: Design, straggler_percent: u64) -> Self {
+        Self {
+            design,
+            straggler_percent,
+        }
+    }
+
     /// Messages of 256 KiB that stay in memory for 200 µs on average, as in production: few stay for long.
     fn load(self) -> StorageLoad {
         StorageLoad {
             stay: StayTime::Pareto,
-            ..self.0.load(LARGE, 4)
+            ..self.design.load(LARGE, 4)
         }
     }
 
+    /// Returns the arm's settings of a machine. They have no antagonist: the rule of the run is the only one.
+    fn settings(self, preset: &Preset) -> Vec<String> {
+        let mut settings = self.design.settings(preset, 0.0);
+        settings.retain(|setting| !setting.starts_with("host.antagonist="));
+        if self.straggler_percent > 0 {
+            settings.push(format!("host.straggler_share={}", self.straggler_percent));
+        }
+        settings
+    }
+
     fn note(self) -> ArmNote {
-        self.0.note()
+        let mut note = self.design.note();
+        note.name = self.to_string();
+        if self.straggler_percent > 0 {
+            note.what += &format!(
+                "; {} % of the messages stay in memory for host.straggler_time",
+                self.straggler_percent
+            );
+        }
+        note
     }
 }
 
@@ -90,10 +135,11 @@ impl Phases {
     }
 }
 
-/// Measures the windows of both servers.
+/// Measures the windows of these servers.
 fn measure(
     bench: &mut Bench<'_>,
     t: &mut Table<Served>,
+    arms: &[Served],
     has_antagonist: bool,
 ) -> Result<Measured<Served>, RunError> {
     let preset = memory_of(bench)?;
@@ -112,18 +158,16 @@ fn measure(
         false => "no antagonist uses it unless one is set".to_owned(),
     };
     t.note(format!(
-        "{}: {} GB/s of memory, and {when}. DMA allocates in {} MiB of the cache in both arms.",
+        "{}: {} GB/s of memory, and {when}. DMA allocates in {} MiB of the cache in every arm.",
         preset.name,
         preset.host_memory,
         DMA_CACHE_KIB >> 10
     ));
-    let points = grid("", &ARMS, &[0]);
+    let points = grid("", arms, &[0]);
     let sweep = Sweep::in_virtual_time("", "");
+    check_arms(bench, arms.iter().map(|arm| arm.settings(&preset)))?;
     bench.measure_lists(&points, sweep, |bench, point| {
-        // The rule is the only antagonist.
-        let mut settings = point.arm.0.settings(&preset, 0.0);
-        settings.retain(|setting| !setting.starts_with("host.antagonist="));
-        let machine = machine_with(bench, settings)?;
+        let machine = machine_with(bench, point.arm.settings(&preset))?;
         let series = StorageSeries {
             load: point.arm.load(),
             warm_up: WARM_UP,
@@ -139,13 +183,18 @@ fn measure(
 /// Returns a sample of each window. The first one has what is of the whole run.
 fn samples(windows: &[Window], Phases([before, during, _]): Phases, ports: f64) -> Vec<Sample> {
     let gb = |bytes: u64, seconds: f64| bytes as f64 / seconds * 1e-9;
-    let mut escapes = windows.first().map_or(0, |first| first.memory.replacements);
+    let counts_of = |memory: &StorageSample| [memory.replacements, memory.copies, memory.signals];
+    let mut counted = windows
+        .first()
+        .map_or([0; 3], |first| counts_of(&first.memory));
     let mut all: Vec<Sample> = windows
         .iter()
         .map(|window| {
             let (host, seconds) = (&window.host, window.seconds);
-            let new = window.memory.replacements - escapes;
-            escapes = window.memory.replacements;
+            let counts = counts_of(&window.memory);
+            let [replacements, copies, signals] =
+                [0, 1, 2].map(|at| (counts[at] - counted[at]) as f64);
+            counted = counts;
             Sample::of([
                 (THROUGHPUT, gb(window.arrived, seconds)),
                 (PAUSED, 100.0 * host.paused as f64 * 1e-12 / ports / seconds),
@@ -161,7 +210,9 @@ fn samples(windows: &[Window], Phases([before, during, _]): Phases, ports: f64) 
                 (ANTAGONIST, gb(host.memory_antagonist, seconds)),
                 (HELD, window.memory.held as f64 / MIB as f64),
                 (REPLACED, window.memory.replaced as f64 / MIB as f64),
-                (ESCAPES, new as f64),
+                (ESCAPES, replacements),
+                (COPIES, copies),
+                (SIGNALS, signals),
             ])
         })
         .collect();
@@ -199,6 +250,8 @@ fn samples(windows: &[Window], Phases([before, during, _]): Phases, ports: f64) 
         (MOST_HELD, most(&of(HELD))),
         (MEAN_HELD, mean(&of(HELD))),
         (ALL_ESCAPES, of(ESCAPES).iter().sum()),
+        (ALL_COPIES, of(COPIES).iter().sum()),
+        (ALL_SIGNALS, of(SIGNALS).iter().sum()),
     ];
     if let Some(first) = all.first_mut() {
         let one = std::mem::take(first);
@@ -213,9 +266,9 @@ fn first(arm: Served, quantity: Quantity) -> Expr<Served> {
     Expr::At(Point::at(arm, 0), quantity)
 }
 
-/// Makes a table of windows.
-fn windows() -> Table<Served> {
-    let mut t = Table::new(ARMS.map(Served::note).to_vec());
+/// Makes a table of windows of these servers.
+fn windows(arms: &[Served]) -> Table<Served> {
+    let mut t = Table::new(arms.iter().map(|arm| arm.note()).collect());
     t.arm().x("time [ms]");
     t.value("throughput [GB/s]", THROUGHPUT);
     t.value("paused [% of the time, mean of the ports]", PAUSED);
@@ -234,22 +287,31 @@ fn windows() -> Table<Served> {
     t
 }
 
-fn chart(
-    t: &mut Table<Served>,
-    (file, title, y): (&'static str, &'static str, &'static str),
-    lines: &'static [(&'static str, Quantity)],
-) {
-    let axes = (Axis::linear("time [ms]"), Axis::linear(y));
-    t.marks(file, title, axes, move |point| {
-        let lines = lines.iter().map(|(name, quantity)| {
-            let name = match name.is_empty() {
-                true => point.arm.to_string(),
-                false => format!("{}: {name}", point.arm),
-            };
-            (name, Expr::Is(point.x as f64), Expr::At(*point, quantity))
+/// A chart over time: its file, the title of its y axis, and its lines, each with its name behind the arm's.
+type Chart = (
+    &'static str,
+    &'static str,
+    &'static [(&'static str, Quantity)],
+);
+
+/// Chart of the throughput.
+const THROUGHPUT_CHART: Chart = ("throughput.svg", "throughput [GB/s]", &[("", THROUGHPUT)]);
+
+/// Adds charts over time with the same title.
+fn charts(t: &mut Table<Served>, title: &'static str, all: impl IntoIterator<Item = Chart>) {
+    for (file, y, lines) in all {
+        let axes = (Axis::linear("time [ms]"), Axis::linear(y));
+        t.marks(file, title, axes, move |point| {
+            let lines = lines.iter().map(|(name, quantity)| {
+                let name = match name.is_empty() {
+                    true => point.arm.to_string(),
+                    false => format!("{}: {name}", point.arm),
+                };
+                (name, Expr::Is(point.x as f64), Expr::At(*point, quantity))
+            });
+            lines.collect()
         });
-        lines.collect()
-    });
+    }
 }
 
 /// Figure 1.
@@ -264,9 +326,10 @@ pub static FIG1: Case<Served> = Case {
          and Jet.",
     ),
     table: || {
-        let mut t = windows();
+        let mut t = windows(&ARMS);
         let lost = |arm| (Expr::Is(1.0) - first(arm, DURING) / first(arm, BEFORE)) * 100.0;
-        t.metric("areas_lost_percent", lost(O)).paper(
+        t.metric("areas_lost_percent", lost(O)).paper_on(
+            TESTBEDS,
             Claim::About(15.0),
             "2.1: up to about 15 % of a server's throughput",
         );
@@ -290,39 +353,30 @@ pub static FIG1: Case<Served> = Case {
             "Pauses exist on cx4lx-2x25g, notifications of the RNIC on cx6dx-2x100g. The pauses of both ports are added. \
              The trace of the paper's incident is not published, and its pauses have no unit.",
         );
-        let server = "A storage server, while an antagonist comes and goes";
-        chart(
-            &mut t,
-            ("throughput.svg", server, "throughput [GB/s]"),
-            &[("", THROUGHPUT)],
-        );
-        chart(
-            &mut t,
+        let title = "A storage server, while an antagonist comes and goes";
+        let all = [
+            THROUGHPUT_CHART,
             (
                 "paused.svg",
-                server,
                 "paused [% of the time, mean of the ports]",
+                &[("", PAUSED)],
             ),
-            &[("", PAUSED)],
-        );
-        chart(
-            &mut t,
-            ("notifications.svg", server, "notifications [1,000/s]"),
-            &[("", NOTIFICATIONS)],
-        );
-        chart(
-            &mut t,
-            ("memory.svg", server, "memory traffic [GB/s]"),
-            &[("server", MEMORY), ("antagonist", ANTAGONIST)],
-        );
-        chart(
-            &mut t,
-            ("escape.svg", server, "extents replaced in 1 ms"),
-            &[("", ESCAPES)],
-        );
+            (
+                "notifications.svg",
+                "notifications [1,000/s]",
+                &[("", NOTIFICATIONS)],
+            ),
+            (
+                "memory.svg",
+                "memory traffic [GB/s]",
+                &[("server", MEMORY), ("antagonist", ANTAGONIST)],
+            ),
+            ("escape.svg", "extents replaced in 1 ms", &[("", ESCAPES)]),
+        ];
+        charts(&mut t, title, all);
         t
     },
-    measure: |bench, t, _| measure(bench, t, true),
+    measure: |bench, t, _| measure(bench, t, &ARMS, true),
 };
 
 /// Figure 10.
@@ -335,32 +389,34 @@ pub static FIG10: Case<Served> = Case {
          Areas, and Jet.",
     ),
     table: || {
-        let mut t = windows();
+        let mut t = windows(&ARMS);
         let gain = (first(JET, AVERAGE) / first(O, AVERAGE) - Expr::Is(1.0)) * 100.0;
-        t.metric("throughput_more_percent", gain)
-            .paper(Claim::About(4.5), "6.3, Figure 10a: on average");
+        t.metric("throughput_more_percent", gain).paper_on(
+            FASTER_TESTBED,
+            Claim::About(4.5),
+            "6.3, Figure 10a: on average",
+        );
         let fewer = (Expr::Is(1.0) - first(JET, MEAN_MEMORY) / first(O, MEAN_MEMORY)) * 100.0;
-        t.metric("memory_fewer_percent", fewer)
-            .paper(Claim::About(89.0), "6.3, Figure 10b");
+        t.metric("memory_fewer_percent", fewer).paper_on(
+            FASTER_TESTBED,
+            Claim::About(89.0),
+            "6.3, Figure 10b",
+        );
         t.metric("jet_memory_gb_per_s", first(JET, MEAN_MEMORY))
-            .paper(Claim::Below(0.5), "6.3: memory bandwidth of the escape");
+            .paper_on(
+                FASTER_TESTBED,
+                Claim::Below(0.5),
+                "6.3: memory bandwidth of the escape",
+            );
         t.metric("areas_memory_gb_per_s", first(O, MEAN_MEMORY));
         t.metric("jet_variation_percent", first(JET, VARIATION));
         t.metric("areas_variation_percent", first(O, VARIATION));
         let title = "A storage server without memory pressure";
-        chart(
-            &mut t,
-            ("throughput.svg", title, "throughput [GB/s]"),
-            &[("", THROUGHPUT)],
-        );
-        chart(
-            &mut t,
-            ("memory.svg", title, "memory traffic [GB/s]"),
-            &[("", MEMORY)],
-        );
+        let memory: Chart = ("memory.svg", "memory traffic [GB/s]", &[("", MEMORY)]);
+        charts(&mut t, title, [THROUGHPUT_CHART, memory]);
         t
     },
-    measure: |bench, t, _| measure(bench, t, false),
+    measure: |bench, t, _| measure(bench, t, &ARMS, false),
 };
 
 /// Figure 11.
@@ -369,13 +425,17 @@ pub static FIG11: Case<Served> = Case {
         "jet-fig11",
         "Figure 11",
         "The receive pool of a storage server over time without memory pressure (--device sim:cx6dx-2x100g).",
-        "The server of jet-fig10: throughput, memory of the pool that messages occupy, and memory that replaces stragglers \
-         (escape), every millisecond.",
+        "The server of jet-fig10: throughput, memory of the pool that messages occupy, memory that replaces stragglers \
+         (escape), copies and signals, every millisecond. Also with 1 and 10 % of the messages as stragglers, which stay in \
+         memory for 10 ms.",
     ),
     table: || {
-        let mut t = windows();
+        let mut t = windows(&POOL_ARMS);
+        t.value("times that data was copied out", COPIES);
+        t.value("signals to the senders", SIGNALS);
         t.metric("jet_most_replaced_mib", first(JET, MOST_REPLACED))
-            .paper(
+            .paper_on(
+                FASTER_TESTBED,
                 Claim::Below(1.0),
                 "6.3, Figure 11b: extra cache of the escape",
             );
@@ -383,21 +443,35 @@ pub static FIG11: Case<Served> = Case {
         t.metric("jet_mean_held_mib", first(JET, MEAN_HELD));
         t.metric("jet_most_held_mib", first(JET, MOST_HELD));
         t.metric("jet_gb_per_s", first(JET, AVERAGE));
+        for (arm, key) in [
+            (FEW_STRAGGLERS, "few_stragglers"),
+            (MANY_STRAGGLERS, "many_stragglers"),
+        ] {
+            let mut add = |what: &str, quantity| {
+                t.metric(format!("{key}_{what}"), first(arm, quantity));
+            };
+            add("most_replaced_mib", MOST_REPLACED);
+            add("replaced", ALL_ESCAPES);
+            add("copies", ALL_COPIES);
+            add("signals", ALL_SIGNALS);
+            add("gb_per_s", AVERAGE);
+        }
         t.note("The allocated cache of the figure is the pool: 8 MiB.");
-        let title = "The receive pool without memory pressure";
-        chart(
-            &mut t,
-            ("throughput.svg", title, "throughput [GB/s]"),
-            &[("", THROUGHPUT)],
+        t.note(
+            "Stragglers are injected: the paper does not state how many messages are. They occupy up to 2 MiB of memory that \
+             replaces them (MEM_ESC). Beyond that the server copies what stragglers occupy. Signals are counted, and the \
+             senders do not heed them.",
         );
-        chart(
-            &mut t,
-            ("pool.svg", title, "memory [MiB]"),
+        let title = "The receive pool without memory pressure";
+        let pool: Chart = (
+            "pool.svg",
+            "memory [MiB]",
             &[("held by messages", HELD), ("replaced (escape)", REPLACED)],
         );
+        charts(&mut t, title, [THROUGHPUT_CHART, pool]);
         t
     },
-    measure: |bench, t, _| measure(bench, t, false),
+    measure: |bench, t, _| measure(bench, t, &POOL_ARMS, false),
 };
 
 #[cfg(test)]
@@ -405,7 +479,6 @@ mod tests {
     use headworks::sim::HostCounters;
 
     use super::*;
-    use headworks_workloads::report::StorageSample;
 
     #[test]
     fn the_first_sample_has_what_is_of_the_whole_run() {

@@ -3,7 +3,7 @@
 //! simulated last-level cache.
 
 use super::*;
-use crate::cases::jet::receiving_host::{antagonist_of, memory_of};
+use crate::cases::jet::receiving_host::{memory_of, refuse_antagonist};
 
 /// Requesters.
 const BUSY: u64 = 10;
@@ -101,6 +101,7 @@ pub static MAILBOX_CONTROL_HOST: Case<Arm> = Case {
     },
     measure: |bench, t, _| {
         let memory = memory_of(bench)?.host_memory;
+        refuse_antagonist(bench, MAILBOX_CONTROL_HOST.about.name)?;
         let mut points = Vec::new();
         for idle_percent in [0, PARTLY_IDLE] {
             for antagonist in ANTAGONISTS {
@@ -120,7 +121,7 @@ pub static MAILBOX_CONTROL_HOST: Case<Arm> = Case {
             };
             let mut actors = ActorRegistry::new();
             patterns::register(&mut actors, Some(PatternPrices::of(&preset)));
-            let antagonist = antagonist_of(bench, memory * point.n as f64 / 100.0)?;
+            let antagonist = memory * point.n as f64 / 100.0;
             let world = SimWorld::new(actors, preset, seed).with_antagonist(RESPONDER, antagonist);
             let bed = PatternBed {
                 usage_monitor: Some(world.usage_monitor()),

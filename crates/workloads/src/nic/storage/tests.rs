@@ -51,6 +51,36 @@ fn messages_of_many_sizes_come_by_sends_and_reads() {
     assert!(stored.samples.iter().any(|sample| sample.held > 0));
 }
 
+/// Returns the last sample of a pool with messages of 256 KiB, of which `percent` % are stragglers.
+fn last_sample(percent: &str) -> StorageSample {
+    let device = "sim:cx4lx-2x25g".parse().expect("a device's name");
+    let set = format!("host.straggler_share={percent}");
+    let set = [set.parse().expect("a setting")];
+    let machine = SimulatedMachine::on(&device, &set, None).expect("a simulated device");
+    let machine = machine.unwrap_or_else(|why| panic!("{why}"));
+    let load = StorageLoad {
+        outstanding: 16,
+        ..load(256 << 10, 256 << 10, true)
+    };
+    let (stop, times) = (
+        AtomicBool::new(false),
+        (Duration::from_millis(1), Duration::from_millis(25)),
+    );
+    let stored = load.serve(&machine.testbed(&stop), times);
+    let stored = stored.unwrap_or_else(|why| panic!("{why}"));
+    *stored.samples.last().expect("samples")
+}
+
+#[test]
+fn stragglers_are_replaced_and_many_are_copied_out() {
+    let none = last_sample("0");
+    assert_eq!((none.replacements, none.copies, none.signals), (0, 0, 0));
+    let few = last_sample("2");
+    assert!(few.replacements > 0 && few.copies == 0, "{few:?}");
+    let many = last_sample("30");
+    assert!(many.replacements > 0 && many.copies > 0, "{many:?}");
+}
+
 #[test]
 fn sizes_are_powers_of_two_within_their_range() {
     let load = load(SHORT, 32 << 10, true);

@@ -5,14 +5,14 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 
 use headworks::runtime::{Actor, ActorContext, ActorError, ActorInit, Step};
-use headworks::verbs::bringup::ConnectionParams;
-use headworks::verbs::{BringUp, Completion, Duration, Instant};
+use headworks::verbs::{Completion, Duration, Instant};
 use headworks_baselines::EndSizes;
 
 use super::{CallerRun, ScenarioBuilder, SharedRun, locked, nanos};
 use crate::service::Result;
 use crate::service::native_verbs::{Native, shape};
 use crate::service::one_sided::VerbsRequests;
+use crate::virtual_run::connect;
 
 /// How soon a thread that queues behind others asks again: sooner than any of them can be done.
 const LOOK: Duration = Duration::from_nanos(20);
@@ -151,10 +151,10 @@ impl QueuePairGroups {
             let remote = &mut self.remotes[(at + number) % hosts];
             remote.end.populate(&theirs)?;
             let theirs = remote.end.queue_pairs.last_mut().expect("made above");
-            let start = |info, qp| BringUp::start(info, qp, ConnectionParams::default(), 1, vec![]);
-            let mut here = start(native.end.device.info(), &mut **ours)?;
-            let mut there = start(remote.end.device.info(), &mut **theirs)?;
-            here.connect_both(&mut **ours, &mut there, &mut **theirs)?;
+            connect(
+                (&*native.end.device, &mut **ours),
+                (&*remote.end.device, &mut **theirs),
+            )?;
             targets.push(remote.memory.region().remote(0));
         }
         shared_run.state().queue_pairs += targets.len();

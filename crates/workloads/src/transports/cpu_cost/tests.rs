@@ -3,6 +3,7 @@ use std::rc::Rc;
 
 use super::*;
 use crate::actor_pair::testing::MockContext;
+use crate::cpu_prices::Stragglers;
 use crate::transports::job::{Buffering, StreamKind, Waiting};
 use crate::transports::message_contents::{MessageChecker, MessageWriter};
 use crate::transports::mock_channel::MockChannel;
@@ -10,6 +11,7 @@ use crate::transports::mock_channel::MockChannel;
 const PRICES: CpuPrices = CpuPrices {
     bench: Duration::from_nanos(100),
     message: Duration::from_nanos(15),
+    stragglers: Stragglers::NONE,
 };
 
 fn baseline(baseline: PaperBaseline) -> Channel {
@@ -24,7 +26,7 @@ fn ring(variant: Variant) -> Channel {
 fn designs_pay_for_the_copies_that_they_make_and_the_work_that_they_do() {
     let tcp = Channel::Stream(StreamKind::Tcp, Waiting::Spinning, Buffering::None);
     let default = Channel::Ring(RingMode::Default);
-    let CpuPrices { bench, message } = PRICES;
+    let CpuPrices { bench, message, .. } = PRICES;
     for (channel, size, copies, each, clears) in [
         (ring(Variant::Full), 64, [0, 0], message, false),
         (ring(Variant::Copies), 64, [1, 1], message, false),
