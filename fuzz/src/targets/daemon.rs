@@ -167,6 +167,9 @@ impl DaemonHarness {
                         self.watches.remove(&watch);
                     }
                 }
+                Output::FileToPeer { .. } | Output::FileToSession { .. } => {
+                    unreachable!("there are no direct connections without sockets")
+                }
                 Output::HangUp(peer) => {
                     self.hung_up.push(peer);
                     if let Some(other) = self.loops.remove(&peer) {

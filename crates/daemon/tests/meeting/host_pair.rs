@@ -211,6 +211,9 @@ impl HostPair {
                 }
             }
             // The stream belongs to a caller that is not the other host.
+            Output::FileToPeer { .. } | Output::FileToSession { .. } => {
+                unreachable!("there are no direct connections without sockets")
+            }
             Output::HangUp(peer) if self.hosts[own].peer != Some(peer) => {}
             Output::HangUp(_) => {
                 self.hosts[own].peer = None;

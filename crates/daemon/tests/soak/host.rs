@@ -225,6 +225,9 @@ impl Host {
                         }
                     }
                 }
+                Output::FileToPeer { .. } | Output::FileToSession { .. } => {
+                    unreachable!("there are no direct connections without sockets")
+                }
                 Output::HangUp(peer) => {
                     let found = self.peers.iter().find(|(_, one)| **one == peer);
                     if let Some((&key, _)) = found {

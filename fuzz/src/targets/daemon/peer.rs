@@ -4,10 +4,13 @@
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::{Arc, OnceLock};
 
-use headworks_client::Vqpn;
+use headworks_client::direct::DirectPlace;
 use headworks_client::socket_message::Refusal;
+use headworks_client::{Extent, Vqpn};
 use headworks_daemon::PeerId;
-use headworks_daemon::control::{DomainPair, Message, VERSION, VERSION_OLDEST};
+use headworks_daemon::control::{
+    DirectOffer, DomainPair, Message, PairEnds, VERSION, VERSION_OLDEST,
+};
 use headworks_daemon::frame::{HEADER, Header, Kind, Remote};
 use headworks_daemon::qp_group::{self, QpRole};
 use headworks_daemon::snapshot::Snapshot;
@@ -340,6 +343,7 @@ impl RogueDaemon {
                 token,
                 domain: OTHER,
                 offer,
+                direct: None,
             },
             8 => Message::Refuse {
                 token,
@@ -349,6 +353,54 @@ impl RogueDaemon {
                 domain,
                 number,
                 offer,
+                direct: None,
+            },
+            _ => self.about_pairs(input, token, (domain, number, offer)),
+        }
+    }
+
+    /// Messages about direct connections, of which there are none: this daemon passes no files.
+    fn about_pairs(
+        &self,
+        input: &mut Input<'_>,
+        token: u32,
+        (domain, number, offer): (DomainId, Vqpn, Offer),
+    ) -> Message {
+        let ends = PairEnds {
+            from: number.bits().into(),
+            to: token.into(),
+        };
+        let extent = Extent {
+            slab: 0,
+            len: 1024,
+            offset: 1024,
+        };
+        let direct = Some(DirectOffer {
+            session: token.into(),
+            place: DirectPlace {
+                number: number.bits(),
+                block: extent,
+                ring: extent,
+            },
+        });
+        match input.byte() % 8 {
+            1 => Message::DirectOver {
+                ends,
+                number: number.bits(),
+            },
+            2 => Message::PairOver { ends },
+            3 => Message::PairMemory { ends },
+            4 => Message::Accept {
+                token,
+                domain: OTHER,
+                offer,
+                direct,
+            },
+            5 => Message::Confirm {
+                domain,
+                number,
+                offer,
+                direct,
             },
             _ => Message::Cancel { domain, number },
         }
@@ -381,6 +433,7 @@ fn connect(token: u32, port: u16) -> Message {
         domain: OTHER,
         from: SocketAddr::new(THERE, 99),
         port,
+        direct: None,
     }
 }
 

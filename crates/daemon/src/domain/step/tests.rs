@@ -79,7 +79,9 @@ impl TwoDomains {
             let (group, session) = (two.groups[own], two.sessions[own]);
             let domain = &mut two.domains[own];
             assert!(domain.groups[group].group.is_up());
-            domain.open(group, session, 0, address, address).unwrap()
+            domain
+                .open(group, session, 0, (address, address), None)
+                .unwrap()
         });
         two
     }

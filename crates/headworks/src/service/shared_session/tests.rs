@@ -303,6 +303,7 @@ fn every_thread_is_woken_for_its_own_connection_and_by_the_end_of_the_daemon() {
             let mut history = PollHistory::default();
             let mut wait = |round: u64| {
                 let on = SleepsOn {
+                    is_direct: false,
                     handle: thread as u32,
                     event_count: event_count.clone(),
                 };

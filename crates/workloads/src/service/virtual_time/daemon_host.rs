@@ -295,6 +295,9 @@ impl Host {
                         send_to_daemon(cx, line, SAY, &message)?;
                     }
                 }
+                Output::FileToPeer { .. } | Output::FileToSession { .. } => {
+                    unreachable!("there are no direct connections without sockets")
+                }
                 Output::HangUp(peer) => {
                     if let Some(line) = self.line_of(peer) {
                         self.peers.remove(&line);
