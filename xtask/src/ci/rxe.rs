@@ -170,16 +170,7 @@ fn word(path: &Path) -> String {
 }
 
 fn find<'s>(suites: &'s [Suite], folder: &str, program: &str) -> Result<&'s Suite, String> {
-    let is_it = |suite: &&Suite| {
-        let name = suite.program.file_name().unwrap_or_default();
-        let name = name.to_string_lossy();
-        // Cargo appends a hash to the program's name.
-        suite.folder.ends_with(Path::new("crates").join(folder))
-            && name
-                .rsplit_once('-')
-                .is_some_and(|(stem, _)| stem == program)
-    };
-    let suite = suites.iter().find(is_it);
+    let suite = suites.iter().find(|suite| suite.is(folder, program));
     suite.ok_or_else(|| format!("no program {program} of crates/{folder}"))
 }
 

@@ -2,7 +2,8 @@
 //!
 //! Root is refused almost nothing, so a root run does not find code that works only for root. Only the
 //! packages that ask the operating system for something are run ([`ASKING`]), because the others build on
-//! those. Doc tests are not run, because cargo keeps no programs of them.
+//! those. Of these packages, tests that ask for nothing of their own are left out ([`ALIKE`]). Doc tests are
+//! not run, because cargo keeps no programs of them.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
@@ -40,6 +41,20 @@ const ASKING: [&str; 9] = [
     "examples",
 ];
 
+/// Tests of those packages that another user cannot make end otherwise: the folder of the package, the test
+/// program, and the part of the names of the tests (all tests of the program if it is empty). They run in
+/// virtual time, or they repeat what other tests of the same program ask the operating system for, with other
+/// requests, seeds or moments.
+const ALIKE: &[(&str, &str, &str)] = &[
+    ("conformance", "differential", ""),
+    ("conformance", "doc_tables", ""),
+    ("conformance", "paced", ""),
+    ("conformance", "sim", ""),
+    ("conformance", "soft", "between_hostile_"),
+    ("cli", "command", "demo::ctrl_c_in_each_measurement"),
+    ("cli", "command", "experiment_reproducibility::"),
+];
+
 /// Arguments of `cargo` that build the programs of the step `tests`.
 pub(super) const SUITE: [&str; 4] = ["test", "--workspace", "--all-features", "--locked"];
 
@@ -49,6 +64,20 @@ pub(super) struct Suite {
     pub(super) program: PathBuf,
     /// The folder that cargo would run it in: that of its package.
     pub(super) folder: PathBuf,
+}
+
+impl Suite {
+    /// Whether it is the program `program` of the package in `folder`.
+    pub(super) fn is(&self, folder: &str, program: &str) -> bool {
+        let name = self.program.file_name().unwrap_or_default();
+        let name = name.to_string_lossy();
+        let of_package = self.folder.file_name().unwrap_or_default() == folder;
+        // Cargo appends a hash to the program's name.
+        of_package
+            && name
+                .rsplit_once('-')
+                .is_some_and(|(stem, _)| stem == program)
+    }
 }
 
 /// Runs the step.
@@ -73,8 +102,12 @@ pub(super) fn run(run: &mut Run) -> Result<Ended, String> {
     let counted = std::mem::take(&mut run.suites);
     let mut failed = Vec::new();
     for suite in &suites {
+        let Some(skips) = skips(suite) else {
+            continue;
+        };
         let mut command = as_nobody(&suite.program);
         command
+            .args(skips)
             .current_dir(&suite.folder)
             .env("CARGO_MANIFEST_DIR", &suite.folder)
             .env("HOME", home.0.join("home"))
@@ -95,6 +128,20 @@ pub(super) fn run(run: &mut Run) -> Result<Ended, String> {
         return Err(format!("as nobody: {}", failed.join(", ")));
     }
     Ok(Ended::Passed)
+}
+
+/// The arguments that leave out the tests in [`ALIKE`], or `None` if they are all of the program's.
+fn skips(suite: &Suite) -> Option<Vec<&'static str>> {
+    let mut args = Vec::new();
+    for (folder, program, tests) in ALIKE {
+        if suite.is(folder, program) {
+            match tests.is_empty() {
+                true => return None,
+                false => args.extend(["--skip", tests]),
+            }
+        }
+    }
+    Some(args)
 }
 
 /// Whether this process runs as root.
@@ -255,6 +302,35 @@ mod tests {
             folder: "/r/a".into(),
         };
         assert_eq!(suites_in(messages), [suite]);
+    }
+
+    #[test]
+    fn tests_that_another_user_cannot_change_are_left_out() {
+        let suite = |program: &str, folder: &str| Suite {
+            program: format!("/t/debug/deps/{program}-1").into(),
+            folder: format!("/r/crates/{folder}").into(),
+        };
+        assert_eq!(skips(&suite("sim", "conformance")), None);
+        assert_eq!(
+            skips(&suite("soft", "conformance")),
+            Some(vec!["--skip", "between_hostile_"])
+        );
+        assert_eq!(skips(&suite("command", "fuzz")), Some(Vec::new()));
+    }
+
+    /// A test that was renamed would run again, or another one would be left out.
+    #[test]
+    fn what_is_left_out_exists() {
+        for (folder, program, tests) in ALIKE {
+            let crates = crate::root().join("crates").join(folder).join("tests");
+            let (module, test) = tests.rsplit_once("::").unwrap_or(("", tests));
+            let file = match module {
+                "" => crates.join(format!("{program}.rs")),
+                module => crates.join(program).join(format!("{module}.rs")),
+            };
+            let text = fs::read_to_string(&file).unwrap();
+            assert!(text.contains(&format!("fn {test}")), "{folder}: {tests}");
+        }
     }
 
     #[test]
