@@ -88,7 +88,7 @@ pub const STEPS: &[Step] = &[
     Step {
         name: "tests",
         about: "cargo test, of all packages with all features",
-        budget: seconds(700),
+        budget: seconds(1400),
         run: tests,
     },
     Step {
