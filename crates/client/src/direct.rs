@@ -499,3 +499,6 @@ pub(crate) fn connect(
     };
     Ok((sender, receiver))
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,6 +1,7 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::direct::DirectPlace;
 
 fn address() -> impl Strategy<Value = SocketAddr> {
     let v4 = any::<([u8; 4], u16)>().prop_map(SocketAddr::from);
@@ -14,13 +15,29 @@ fn extent() -> impl Strategy<Value = Extent> {
     any::<(u32, u32, u64)>().prop_map(|(slab, len, offset)| Extent { slab, len, offset })
 }
 
+fn place() -> impl Strategy<Value = DirectPlace> {
+    (any::<u32>(), extent(), extent()).prop_map(|(number, block, ring)| DirectPlace {
+        number,
+        block,
+        ring,
+    })
+}
+
 fn end() -> impl Strategy<Value = End> {
     let own = proptest::option::of(extent());
-    (any::<u32>(), extent(), address(), address(), own).prop_map(
-        |(handle, block, local, peer, doorbell)| End {
+    let direct = (any::<u32>(), place(), place());
+    let direct = direct.prop_map(|(pair, outgoing, incoming)| DirectEnd {
+        pair,
+        outgoing,
+        incoming,
+    });
+    let direct = proptest::option::of(direct);
+    (any::<u32>(), extent(), address(), address(), own, direct).prop_map(
+        |(handle, block, local, peer, doorbell, direct)| End {
             handle,
             block,
             doorbell,
+            direct,
             local,
             peer,
         },
@@ -79,6 +96,7 @@ fn request() -> impl Strategy<Value = Request> {
         (number(), number()).prop_map(|(request, len)| Request::Alloc { request, len }),
         extent().prop_map(|extent| Request::Free { extent }),
         Just(Request::Wake),
+        number().prop_map(|bits| Request::Features { bits }),
     ]
 }
 
@@ -114,6 +132,9 @@ fn reply() -> impl Strategy<Value = Reply> {
         (number(), why()).prop_map(|(request, why)| Reply::Refused { request, why }),
         why().prop_map(|why| Reply::Over { why }),
         number().prop_map(|handle| Reply::Rang { handle }),
+        (number(), any::<bool>())
+            .prop_map(|(pair, is_outgoing)| Reply::PairMemory { pair, is_outgoing }),
+        number().prop_map(|pair| Reply::PairSocket { pair }),
     ]
 }
 

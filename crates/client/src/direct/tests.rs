@@ -1,0 +1,276 @@
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use headworks_shm::View;
+use proptest::prelude::*;
+
+use super::*;
+use crate::connection::{Connection, Received};
+use crate::control_block::BLOCK_BYTES;
+use crate::doorbell::Doorbell;
+use crate::egress::{EgressReader, LendTicket, RecordKind};
+use crate::one_sided::{Op, Operation};
+use crate::socket_message::End;
+use crate::testing::slabs;
+
+const MEMORY: usize = 1 << 20;
+const SLAB: usize = 1 << 20;
+const HANDLES: usize = 64;
+
+fn extent(offset: u64, len: u32) -> Extent {
+    Extent {
+        slab: 0,
+        len,
+        offset,
+    }
+}
+
+/// Place of the connection in a direction's memory. The longer ring lies behind it.
+fn place() -> DirectPlace {
+    DirectPlace {
+        number: 3,
+        block: extent(4096, BLOCK_BYTES),
+        ring: extent(8192, 2048),
+    }
+}
+
+/// One application, and its daemon's view of the connection.
+struct Side {
+    connection: Connection,
+    slabs: Slabs,
+    block: ControlBlock,
+    egress: EgressReader,
+    ingress: IngressWriter,
+}
+
+fn side(outgoing: &Slabs, incoming: &Slabs) -> Side {
+    let slabs = slabs(&[SLAB]);
+    let block = ControlBlock::at(&slabs, extent(0, BLOCK_BYTES)).unwrap();
+    let egress = EgressReader::new(&slabs, &block, extent(2048, 512)).unwrap();
+    let ingress = IngressWriter::new(&slabs, &block, extent(4096, 4096)).unwrap();
+    let len = Doorbell::bytes(HANDLES) as u32;
+    let doorbell = Doorbell::at(&slabs, extent(1 << 16, len), HANDLES).unwrap();
+    let pair = Pair {
+        outgoing: outgoing.clone(),
+        incoming: incoming.clone(),
+        is_peer_gone: Arc::default(),
+    };
+    let address = "127.0.0.1:7".parse().unwrap();
+    let end = End {
+        handle: 5,
+        block: extent(0, BLOCK_BYTES),
+        doorbell: None,
+        direct: Some(DirectEnd {
+            pair: 1,
+            outgoing: place(),
+            incoming: place(),
+        }),
+        local: address,
+        peer: address,
+    };
+    let connection = Connection::new(end, slabs.clone(), doorbell, &block, Some(&pair));
+    Side {
+        connection: connection.unwrap(),
+        slabs,
+        block,
+        egress,
+        ingress,
+    }
+}
+
+/// Two applications with a direct connection, and the memory of both directions.
+fn pair() -> ([Side; 2], [Slabs; 2]) {
+    let memory = [slabs(&[MEMORY]), slabs(&[MEMORY])];
+    for one in &memory {
+        prepare(one, &place()).unwrap();
+    }
+    let [there, back] = &memory;
+    ([side(there, back), side(back, there)], memory)
+}
+
+/// The daemons carry one record of `from` to `to`, if there is one that fits.
+fn carry(from: &mut Side, to: &mut Side, ended: &mut bool) {
+    to.ingress.look().unwrap();
+    let room = (to.ingress.limit() - to.ingress.placed()) as u32;
+    if room < 1024 {
+        return;
+    }
+    let Some(record) = from.egress.next(&from.slabs).unwrap() else {
+        return;
+    };
+    match record.what {
+        RecordKind::Bytes(extent) => {
+            let mut bytes = vec![0; extent.len as usize];
+            from.slabs.read(extent, &mut bytes).unwrap();
+            to.ingress.write(&bytes);
+            to.ingress.publish(to.ingress.placed());
+        }
+        RecordKind::Operation(_) => {}
+        RecordKind::End => {
+            *ended = true;
+            to.block.set_status(Status {
+                is_ended: true,
+                reset: None,
+            });
+        }
+    }
+    from.egress.release(record.end);
+}
+
+#[derive(Clone, Debug)]
+enum Action {
+    Send(usize),
+    Lend(u32),
+    Operate,
+    Recv(usize),
+    Carry,
+    /// The daemon hands out the longer ring that the application asked for.
+    Offer,
+}
+
+fn action() -> impl Strategy<Value = Action> {
+    prop_oneof![
+        4 => (1usize..3000).prop_map(Action::Send),
+        1 => (1u32..500).prop_map(Action::Lend),
+        1 => Just(Action::Operate),
+        4 => (1usize..4000).prop_map(Action::Recv),
+        4 => Just(Action::Carry),
+        1 => Just(Action::Offer),
+    ]
+}
+
+proptest! {
+    #[test]
+    fn a_stream_arrives_in_order_whatever_goes_through_the_daemons(
+        actions in proptest::collection::vec(action(), 1..200),
+    ) {
+        let ([mut near, mut far], _memory) = pair();
+        let mut sent: VecDeque<u8> = VecDeque::new();
+        let (mut next, mut ended) = (0u8, false);
+        let mut lent: Option<LendTicket> = None;
+        let mut recv = |far: &mut Side, len, sent: &mut VecDeque<u8>| {
+            let mut buffer = vec![0; len];
+            let (received, _) = far.connection.receiving.recv(&mut buffer).unwrap();
+            let got = match received {
+                Received::Bytes(got) => got,
+                Received::Nothing => 0,
+                Received::Ended => return None,
+            };
+            let expected: Vec<u8> = sent.drain(..got).collect();
+            assert_eq!(&buffer[..got], expected);
+            Some(got)
+        };
+        for action in actions {
+            match action {
+                Action::Send(len) => {
+                    let bytes: Vec<u8> = (0..len).map(|at| next.wrapping_add(at as u8)).collect();
+                    let (some, _) = near.connection.sending.send(&bytes).unwrap();
+                    sent.extend(&bytes[..some]);
+                    next = next.wrapping_add(some as u8);
+                }
+                Action::Lend(len) => {
+                    let is_back = |ticket| near.connection.sending.is_returned(ticket).unwrap();
+                    if lent.is_none_or(is_back) {
+                        let memory = extent(1 << 18, len);
+                        let bytes = vec![next; len as usize];
+                        near.slabs.slab(0).unwrap().write(1 << 18, &bytes).unwrap();
+                        lent = near.connection.sending.lend(memory).unwrap().0;
+                        if lent.is_some() {
+                            sent.extend(bytes);
+                        }
+                    }
+                }
+                Action::Operate => {
+                    let operation = Operation {
+                        op: Op::FetchAdd,
+                        export_id: 1,
+                        at: 0,
+                        local: extent(1 << 19, 16),
+                        operand: 1,
+                        compare: 0,
+                        result: extent(1 << 19, 16),
+                    };
+                    let _ = near.connection.sending.operate(&operation).unwrap();
+                }
+                Action::Recv(len) => drop(recv(&mut far, len, &mut sent)),
+                Action::Carry => carry(&mut near, &mut far, &mut ended),
+                Action::Offer => {
+                    let (number, len) = near.block.wanted_ring();
+                    if number == 2 {
+                        near.block.offer_ring(2, extent(1 << 16, len.min(1 << 16)));
+                    }
+                }
+            }
+        }
+        while !near.connection.sending.end().unwrap().0 {
+            carry(&mut near, &mut far, &mut ended);
+            recv(&mut far, 4096, &mut sent);
+        }
+        for _ in 0..1000 {
+            carry(&mut near, &mut far, &mut ended);
+            if recv(&mut far, 4096, &mut sent).is_none() {
+                break;
+            }
+        }
+        prop_assert!(sent.is_empty(), "{} bytes are left", sent.len());
+        let (last, _) = far.connection.receiving.recv(&mut [0; 8]).unwrap();
+        prop_assert_eq!(last, Received::Ended);
+    }
+
+    /// The other application writes anything into what both have mapped: calls fail, or deliver wrong bytes.
+    #[test]
+    fn whatever_the_peer_writes_is_no_panic(
+        writes in proptest::collection::vec((any::<bool>(), 0usize..3072, any::<u64>()), 1..100),
+    ) {
+        let ([mut near, mut far], memory) = pair();
+        let _ = near.connection.sending.send(&[1; 700]).unwrap();
+        for (is_back, at, word) in writes {
+            let view: &View = memory[usize::from(is_back)].slab(0).unwrap();
+            let small = word >> 40;
+            for word in [word, small] {
+                // The header, the block, and the words that announce rings.
+                let offset = (at / 8 * 8) + if at < 1024 { 0 } else { 3072 };
+                view.write(offset, &word.to_le_bytes()).unwrap();
+                let _ = far.connection.receiving.recv(&mut [0; 300]);
+                let _ = far.connection.receiving.peek_direct();
+                let _ = near.connection.sending.send(&[2; 300]);
+                let _ = near.connection.arrived();
+                let _ = near.connection.room_now();
+                let _ = far.connection.status();
+            }
+        }
+        let direct = far.connection.direct().unwrap();
+        direct.arrived().0.drain(|_| {});
+        let _ = direct.close();
+    }
+}
+
+#[test]
+fn a_reader_that_sleeps_is_to_be_woken_in_its_way() {
+    let ([mut near, mut far], _memory) = pair();
+    let direct = far.connection.direct().unwrap().clone();
+    assert_eq!(near.connection.sending.send(b"abc").unwrap().1, Wake::No);
+    direct.incoming().event_count().arm_to_sleep();
+    let woken = near.connection.sending.send(b"abc").unwrap().1;
+    assert_eq!(woken, Wake::PeerThread { of_room: false });
+    direct.incoming().event_count().arm(false);
+    assert_eq!(
+        near.connection.sending.send(b"abc").unwrap().1,
+        Wake::PeerSocket
+    );
+    direct.incoming().event_count().arm_in_set();
+    direct.arrived().0.event_count().arm(false);
+    assert_eq!(
+        near.connection.sending.send(b"abc").unwrap().1,
+        Wake::PeerSocket
+    );
+    let mut numbers = Vec::new();
+    direct.arrived().0.drain(|number| numbers.push(number));
+    assert_eq!(numbers, [3]);
+    // And the sender that waits for room.
+    let sender = near.connection.direct().unwrap().clone();
+    sender.outgoing().room_event_count().arm_to_sleep();
+    let (received, wake) = far.connection.receiving.recv(&mut [0; 64]).unwrap();
+    assert_eq!(received, Received::Bytes(12));
+    assert_eq!(wake, Wake::PeerThread { of_room: true });
+}
