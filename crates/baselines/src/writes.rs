@@ -2,6 +2,7 @@
 //! every completed request. One thread owns both ends, so this measures how fast a device takes requests.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use headworks_verbs::bringup::{BringUpError, ConnectionParams};
 use headworks_verbs::{
@@ -118,9 +119,6 @@ pub struct Writes {
     /// Completed requests of each queue pair.
     done: Vec<u64>,
     is_full: bool,
-    /// Buffers for the expected and the found bytes of a request.
-    message: Vec<u8>,
-    found: Vec<u8>,
 }
 
 impl Writes {
@@ -159,8 +157,6 @@ impl Writes {
             which: queue_pairs.next_power_of_two().trailing_zeros(),
             done: vec![0; queue_pairs],
             is_full: false,
-            message: vec![0; bytes],
-            found: vec![0; bytes],
             window,
             near,
             far,
@@ -238,11 +234,10 @@ impl Writes {
     }
 
     fn post(&mut self, at: usize, number: u64, place: usize) -> Result<(), WritesError> {
-        let words = self.message.as_chunks_mut::<WORD>().0.iter_mut();
-        for (at, word) in words.enumerate() {
-            *word = content(number, at).to_ne_bytes();
+        let words = self.near.memory.words(place, self.window.bytes / WORD);
+        for (at, word) in words.iter().enumerate() {
+            word.store(content(number, at), Ordering::Relaxed);
         }
-        self.near.memory.fill(place, &self.message);
         let sges = [self.near.memory.sge(place, self.window.bytes)];
         self.near.end.queue_pairs[at].post_send(&[SendWr {
             wr_id: number << self.which | at as u64,
@@ -254,16 +249,20 @@ impl Writes {
     }
 
     /// Checks that all bytes of a request are in its place at the target.
-    fn look(&mut self, number: u64, place: usize) -> Result<(), WritesError> {
-        self.far.memory.read(place, &mut self.found);
-        let words = self.found.as_chunks::<WORD>().0.iter();
-        let mut words = words.map(|word| u64::from_ne_bytes(*word)).enumerate();
-        let differs = |(at, word): (usize, u64)| word ^ content(number, at);
-        // Compares all words without an early exit, so that the compiler can vectorise the loop.
-        if words.clone().fold(0, |all, word| all | differs(word)) == 0 {
+    fn look(&self, number: u64, place: usize) -> Result<(), WritesError> {
+        // Read where they are, once and without a copy: the check must not cost more than the WRITE.
+        let words = self.far.memory.words(place, self.window.bytes / WORD);
+        let words = words.iter().map(|word| word.load(Ordering::Relaxed));
+        let mut all = 0;
+        // Compares all words without an early exit, so that the loop has no branch.
+        for (at, word) in words.clone().enumerate() {
+            all |= word ^ content(number, at);
+        }
+        if all == 0 {
             return Ok(());
         }
-        let wrong = words.find(|word| differs(*word) != 0);
+        let differs = |(at, word): &(usize, u64)| *word != content(number, *at);
+        let wrong = words.enumerate().find(differs);
         wrong.map_or(Ok(()), |(at, found)| {
             Err(WritesError::Wrong {
                 number,
