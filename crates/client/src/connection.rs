@@ -298,7 +298,7 @@ impl SendHalf {
         let mut status = self.known.status();
         if let (Some(direct), Some(shared)) = (&self.direct, &self.known.direct) {
             if direct.was_diverted() {
-                status.reset = status.reset.or(self.known.block.status().reset);
+                status.reset = status.reset.or_else(|| self.known.block.status().reset);
             }
             if shared.is_closed_by_peer() {
                 status.reset = status.reset.or(Some(Reset::ByPeer));

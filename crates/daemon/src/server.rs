@@ -667,7 +667,7 @@ impl Inner {
         while rustix::io::read(&self.woken, &mut bytes).is_ok_and(|read| read > 0) {}
         while let Ok(told) = self.told.try_recv() {
             match told {
-                ServerMessage::Dialed(dialed) => self.take_dialed(dialed),
+                ServerMessage::Dialed(dialed) => self.take_dialed(*dialed),
                 ServerMessage::Look(to) => drop(to.send(self.look())),
                 ServerMessage::WorkerFailed(source) => self.failed = Some(source),
             }

@@ -49,6 +49,13 @@
 //! A program with many connections uses one [`Poller`], which makes no system call for a connection.
 //! With the cargo feature `tokio`, the module `asynchronous` has streams for tasks.
 //!
+//! # Direct connections
+//!
+//! Where the daemons allow it, two applications of one machine exchange bytes without their daemons
+//! ([`Stream::is_direct`]). The calls are the same. [`Stream::peek`] and [`Stream::recv_chunk`] then return copies, because the
+//! other application could change what they lend. [`Stream::readiness`] fails: use a [`Poller`]. The connection outlives its
+//! daemons.
+//!
 //! # Messages
 //!
 //! [`Service::bind`] opens a port that exchanges messages with many others: [`Datagrams`].
@@ -203,6 +210,12 @@ pub enum ServiceError {
     /// The stream is not in this poller.
     #[error("the stream is not in this poller: add it before")]
     NotInPoller,
+    /// The connection is direct, and has no descriptor.
+    #[error(
+        "a direct connection has no descriptor: use a Poller; or make the descriptor of the listener before it is connected \
+         to, or connect with Service::connect_start"
+    )]
+    NoDescriptor,
     /// The address is not that of the daemon, so nothing can be bound to it.
     #[error("{}", not_own(*.own))]
     NotOwnAddress {
@@ -283,6 +296,7 @@ impl From<ServiceError> for io::Error {
             | ServiceError::OtherSession
             | ServiceError::InPoller
             | ServiceError::NotInPoller => ErrorKind::InvalidInput,
+            ServiceError::NoDescriptor => ErrorKind::Unsupported,
             ServiceError::DaemonGone => ErrorKind::ConnectionAborted,
             ServiceError::NoDaemon { source, .. } => source.kind(),
             _ => ErrorKind::Other,

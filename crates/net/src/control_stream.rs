@@ -55,11 +55,17 @@ pub struct ControlStream {
     pub(super) inbox: Vec<u8>,
     messages: FrameDecoder,
     unwritten: Vec<u8>,
-    /// Files to send, each with the offset in `unwritten` of the message that it belongs to.
-    unsent_files: VecDeque<(usize, OwnedFd)>,
-    /// Files that were received and that the caller has not taken.
-    files: VecDeque<OwnedFd>,
+    files: Box<PassedFiles>,
     ended: bool,
+}
+
+/// Files that travel with messages.
+#[derive(Debug, Default)]
+struct PassedFiles {
+    /// Files to send, each with the offset in `unwritten` of the message that it belongs to.
+    unsent: VecDeque<(usize, OwnedFd)>,
+    /// Files that were received and that the caller has not taken.
+    received: VecDeque<OwnedFd>,
 }
 
 /// The transport of a control stream.
@@ -153,8 +159,7 @@ impl ControlStream {
             inbox: Vec::new(),
             messages: FrameDecoder::new(CONTROL_MESSAGE_MAX),
             unwritten: Vec::new(),
-            unsent_files: VecDeque::new(),
-            files: VecDeque::new(),
+            files: Box::default(),
             ended: false,
         }
     }
@@ -225,13 +230,13 @@ impl ControlStream {
         if self.unwritten.len() > UNWRITTEN_MAX {
             return Err(NetError::Full);
         }
-        self.unsent_files.push_back((self.unwritten.len(), file));
+        self.files.unsent.push_back((self.unwritten.len(), file));
         self.send_control(message)
     }
 
     /// Returns the next file that came with a message. Call it when a message was received that carries one.
     pub fn take_file(&mut self) -> Option<OwnedFd> {
-        self.files.pop_front()
+        self.files.received.pop_front()
     }
 
     /// Sends bytes that are left over. Returns whether all of them are sent.
@@ -239,10 +244,10 @@ impl ControlStream {
         let mut done = 0;
         while done < self.unwritten.len() {
             // A file travels with the first byte of its message.
-            let next = self.unsent_files.front().map(|(at, _)| *at);
-            let sent = match self.unsent_files.front() {
+            let next = self.files.unsent.front().map(|(at, _)| *at);
+            let sent = match self.files.unsent.front() {
                 Some((at, file)) if *at == done => {
-                    let until = self.unsent_files.get(1).map(|(at, _)| *at);
+                    let until = self.files.unsent.get(1).map(|(at, _)| *at);
                     let until = until.unwrap_or(self.unwritten.len());
                     self.io
                         .send_with_file(&self.unwritten[done..until], file.as_fd())
@@ -255,7 +260,7 @@ impl ControlStream {
             match sent {
                 Ok(sent) => {
                     if next == Some(done) {
-                        self.unsent_files.pop_front();
+                        self.files.unsent.pop_front();
                     }
                     done += sent;
                 }
@@ -267,7 +272,7 @@ impl ControlStream {
             }
         }
         self.unwritten.drain(..done);
-        self.unsent_files.iter_mut().for_each(|(at, _)| *at -= done);
+        self.files.unsent.iter_mut().for_each(|(at, _)| *at -= done);
         Ok(self.unwritten.is_empty())
     }
 
@@ -351,7 +356,7 @@ impl ControlStream {
     /// Reads what is there into the inbox, up to a bound. Returns whether there was anything.
     pub(super) fn read(&mut self) -> Result<bool, NetError> {
         let mut bytes = [0; 8 << 10];
-        match self.io.recv(&mut bytes, &mut self.files) {
+        match self.io.recv(&mut bytes, &mut self.files.received) {
             Ok(0) => self.ended = true,
             Ok(got) => self.inbox.extend_from_slice(&bytes[..got]),
             Err(error) => match error.kind() {

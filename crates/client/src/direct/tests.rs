@@ -148,7 +148,7 @@ proptest! {
         let mut sent: VecDeque<u8> = VecDeque::new();
         let (mut next, mut ended) = (0u8, false);
         let mut lent: Option<LendTicket> = None;
-        let mut recv = |far: &mut Side, len, sent: &mut VecDeque<u8>| {
+        let recv = |far: &mut Side, len, sent: &mut VecDeque<u8>| {
             let mut buffer = vec![0; len];
             let (received, _) = far.connection.receiving.recv(&mut buffer).unwrap();
             let got = match received {

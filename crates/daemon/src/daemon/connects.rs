@@ -236,6 +236,7 @@ impl Daemon {
             return Err(Refusal::Refused);
         }
         let (client, number) = (listener.client, listener.number);
+        let has_descriptor = listener.watch.is_some();
         let id = match self.clients.get(&client) {
             Some(client) => client.domain,
             None => return Err(Refusal::Refused),
@@ -245,7 +246,9 @@ impl Daemon {
             domain: from_domain,
         };
         let local = SocketAddr::new(self.identity.address, port);
-        let direct = direct.filter(|_| self.direct_session(client, peer).is_some());
+        // An application that polls a descriptor of its listener will poll descriptors of the connections, too.
+        let takes_direct = !has_descriptor && self.direct_session(client, peer).is_some();
+        let direct = direct.filter(|_| takes_direct);
         let direct = direct.and_then(|other| {
             let own = client;
             let key = PairKey { own, peer, other };

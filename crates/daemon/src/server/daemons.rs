@@ -78,7 +78,7 @@ impl Inner {
                 Some(stream) => ControlStream::from_unix(stream),
                 None => dial_tcp(&at.to_string(), clock::now() + DIAL),
             };
-            teller.tell(ServerMessage::Dialed((to, control)));
+            teller.tell(ServerMessage::Dialed(Box::new((to, control))));
         };
         let name = "headworks-dial".to_owned();
         if let Err(error) = std::thread::Builder::new().name(name).spawn(call) {

@@ -9,7 +9,7 @@ use super::daemons::Dialed;
 /// A message from another thread to the event loop.
 pub(super) enum ServerMessage {
     /// A dial to another daemon has ended.
-    Dialed(Dialed),
+    Dialed(Box<Dialed>),
     /// A client of the metrics endpoint wants the current text.
     Look(mpsc::Sender<String>),
     /// The thread of a worker has ended, and the daemon ends.

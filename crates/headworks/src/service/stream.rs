@@ -208,13 +208,16 @@ impl Stream {
     ///
     /// [`ServiceError::Refused`] if the daemon has too few descriptors. [`ServiceError::Busy`] if a call of another
     /// handle is in progress when the descriptor is to be made. [`ServiceError::InPoller`],
-    /// [`ServiceError::DaemonGone`], [`ServiceError::System`].
+    /// [`ServiceError::NoDescriptor`], [`ServiceError::DaemonGone`], [`ServiceError::System`].
     pub fn readiness(&mut self) -> Result<&Readiness, ServiceError> {
         let connection = &*self.writer.connection;
         if connection.readiness.get().is_none() {
             connection.shared.check()?;
             if connection.polled.current().is_some() {
                 return Err(ServiceError::InPoller);
+            }
+            if connection.direct.is_some() {
+                return Err(ServiceError::NoDescriptor);
             }
             // A call in progress relies on packets to wake it.
             let sending = self.writer.cell.try_lock();

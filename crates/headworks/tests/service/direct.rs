@@ -218,3 +218,32 @@ fn the_death_of_a_process_is_noticed_with_and_without_its_daemon() {
         );
     }
 }
+
+#[test]
+fn a_direct_connection_has_no_descriptor() {
+    let daemon = DaemonProcess::start_with(true);
+    let service = daemon.attach();
+    let (mut near, _far) = connected(&service);
+    let refused = near.readiness().map(drop);
+    assert!(
+        matches!(refused, Err(ServiceError::NoDescriptor)),
+        "{refused:?}"
+    );
+    // A connection that is requested with a descriptor goes through the daemon, and has one.
+    let listener = service.listen(0, 1).expect("listens");
+    let at = listener.local_addr().expect("an address");
+    let mut pending = service.connect_start(at).expect("starts");
+    let mut far = listener.accept_timeout(LIMIT).expect("accepts");
+    let near = std::iter::from_fn(|| Some(pending.finish().expect("connects")));
+    let mut near = near.flatten().next().expect("a stream");
+    assert!(!near.is_direct() && !far.is_direct());
+    near.readiness().expect("a descriptor");
+    far.readiness().expect("a descriptor");
+    let mut listener = service.listen(0, 1).expect("listens");
+    listener.readiness().expect("a descriptor");
+    let at = listener.local_addr().expect("an address");
+    let near = service.connect(at).expect("connects");
+    let mut far = listener.accept_timeout(LIMIT).expect("accepts");
+    assert!(!near.is_direct());
+    far.readiness().expect("a descriptor");
+}
