@@ -16,6 +16,7 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use application::{Flow, Script};
+use headworks_client::Doorbell;
 use headworks_daemon::limits::DaemonLimits;
 use headworks_runtime::{
     Actor, ActorOutcome, ActorRegistry, ActorSpec, DeviceOpener, InProcess, RunningScenario,
@@ -163,7 +164,9 @@ fn judge(plan: &Plan, ledger: Ledger) -> Result<Ledger, String> {
     let in_use: u64 = ledger.all_counts.iter().map(|one| one.in_use).sum();
     // An application has a doorbell at each worker that carries connections of it, and at the first.
     let doorbells_most = doorbells * usize::from(plan.workers);
-    let expected = 4096 * doorbells as u64..=4096 * doorbells_most as u64;
+    let doorbell = Doorbell::bytes(DaemonLimits::default().connections_each as usize);
+    let doorbell = doorbell.next_power_of_two();
+    let expected = (doorbell * doorbells) as u64..=(doorbell * doorbells_most) as u64;
     if !plan.breaks && !expected.contains(&in_use) {
         return wrong(format!(
             "{in_use} bytes in use with {doorbells} applications"
