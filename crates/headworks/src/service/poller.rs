@@ -3,21 +3,29 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, Ordering, fence};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use headworks_client::connection::ConnectionShared;
-use headworks_client::control_block::{Arrived, Room};
+use headworks_client::control_block::Arrived;
 use headworks_client::{ContractError, WakeSet};
 use headworks_net::waiting::PollHistory;
 use headworks_net::{WaitPhase, Waiter, WakeReason, clock};
 use headworks_shm::{EventCount, fence_after_arms};
 use headworks_verbs::Instant;
-use rustix::event::{EventfdFlags, PollFd, PollFlags, epoll, eventfd};
+use rustix::event::{PollFd, PollFlags, epoll};
 use slab::Slab;
 
 use super::shared_session::SharedSession;
 use super::{Listener, Service, ServiceError, Stream, system};
+
+mod poll_state;
+mod waker;
+
+use poll_state::PollState;
+pub(super) use poll_state::Polled;
+pub use waker::PollWaker;
+pub(super) use waker::PollerWaker;
 
 /// Calls of [`Poller::wait`] that found something without a system call, after which one looks at the session's socket.
 const SOCKET_EVERY: u32 = 64;
@@ -46,7 +54,7 @@ impl Interest {
         send: true,
         is_edge_triggered: false,
     };
-    /// Both.
+    /// Something to receive, and room for what is sent.
     pub const BOTH: Self = Self {
         receive: true,
         send: true,
@@ -183,103 +191,6 @@ struct PolledStream {
 struct PolledListener {
     number: u32,
     key: u64,
-}
-
-/// What a stream's calls tell the poller that it is in.
-#[derive(Debug, Default)]
-pub(super) struct PollState {
-    /// Whether the stream is in the poller still.
-    is_active: AtomicBool,
-    /// What the last call that found no room saw of the room, if no room was found since.
-    blocked: Mutex<Option<Room>>,
-}
-
-impl PollState {
-    fn is_active(&self) -> bool {
-        self.is_active.load(Ordering::Relaxed)
-    }
-
-    /// Takes the stream out of its poller, which notices that at its next look.
-    pub(super) fn leave(&self) {
-        self.is_active.store(false, Ordering::Release);
-    }
-
-    /// Records that a call found no room, and what it saw of the room.
-    pub(super) fn block(&self, seen: Room) {
-        *self.blocked() = Some(seen);
-    }
-
-    fn blocked(&self) -> MutexGuard<'_, Option<Room>> {
-        self.blocked.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// Wakes a [`Poller`] from another thread. Clones wake the same poller.
-#[derive(Clone, Debug)]
-pub struct PollWaker(Arc<PollerWaker>);
-
-impl PollWaker {
-    /// Ends the poller's current wait, or the next one, without a report.
-    pub fn wake(&self) {
-        self.0.is_asked.store(true, Ordering::Release);
-        self.0.wake();
-    }
-}
-
-/// The descriptor by which a poller is woken.
-#[derive(Debug)]
-pub(super) struct PollerWaker {
-    fd: OwnedFd,
-    /// Whether the poller sleeps, or is about to.
-    is_asleep: AtomicBool,
-    /// Whether a [`PollWaker`] asks for the end of the wait.
-    is_asked: AtomicBool,
-    /// Whether the descriptor is, or is about to be, readable.
-    is_rung: AtomicBool,
-}
-
-impl PollerWaker {
-    fn new() -> Result<Self, ServiceError> {
-        let fd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
-        Ok(Self {
-            fd: fd.map_err(|errno| system("eventfd")(errno.into()))?,
-            is_asleep: AtomicBool::new(false),
-            is_asked: AtomicBool::new(false),
-            is_rung: AtomicBool::new(false),
-        })
-    }
-
-    fn wake(&self) {
-        self.is_rung.store(true, Ordering::Release);
-        // It fails only at the eventfd's limit, and then the poller is woken already.
-        let _ = rustix::io::write(&self.fd, &1u64.to_ne_bytes());
-    }
-
-    /// Wakes the poller if it sleeps: another thread has handled packets of the session.
-    pub(super) fn wake_if_asleep(&self) {
-        // Pairs with the fence in `fall_asleep`.
-        fence(Ordering::SeqCst);
-        if self.is_asleep.load(Ordering::Relaxed) {
-            self.wake();
-        }
-    }
-
-    fn fall_asleep(&self) {
-        self.is_asleep.store(true, Ordering::Relaxed);
-        // Pairs with the fence in `wake_if_asleep`.
-        fence(Ordering::SeqCst);
-    }
-
-    fn wake_up(&self) {
-        self.is_asleep.store(false, Ordering::Relaxed);
-        if self.is_rung.swap(false, Ordering::Acquire) {
-            let _ = rustix::io::read(&self.fd, &mut [0; 8]);
-        }
-    }
-
-    fn is_asked(&self) -> bool {
-        self.is_asked.load(Ordering::Acquire)
-    }
 }
 
 impl fmt::Debug for Poller {
@@ -815,36 +726,5 @@ impl PolledStream {
                 by_name.remove(name);
             }
         }
-    }
-}
-
-/// The poller that a stream is in, if it is in one.
-#[derive(Debug, Default)]
-pub(super) struct Polled {
-    was_ever: AtomicBool,
-    state: Mutex<Option<Arc<PollState>>>,
-}
-
-impl Polled {
-    /// Returns the state to share with a poller that the stream enters; `None` if it is in one.
-    fn enter(&self) -> Option<Arc<PollState>> {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        if state.as_ref().is_some_and(|state| state.is_active()) {
-            return None;
-        }
-        let new = Arc::new(PollState::default());
-        new.is_active.store(true, Ordering::Relaxed);
-        *state = Some(new.clone());
-        self.was_ever.store(true, Ordering::Release);
-        Some(new)
-    }
-
-    /// Returns what the stream shares with the poller that it is in.
-    pub(super) fn current(&self) -> Option<Arc<PollState>> {
-        if !self.was_ever.load(Ordering::Acquire) {
-            return None;
-        }
-        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        state.clone().filter(|state| state.is_active())
     }
 }

@@ -367,5 +367,6 @@ fn take(by: &PacketSocket) -> SharedSegment {
         address: std::net::Ipv4Addr::LOCALHOST.into(),
     };
     say(by, &reply);
+    assert!(matches!(heard(by), Request::Features { .. }));
     slab
 }
