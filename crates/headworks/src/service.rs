@@ -91,6 +91,7 @@ mod datagrams;
 mod leader_followers;
 mod listener;
 mod pair_socket;
+mod peeked;
 mod pending_connection;
 mod poller;
 mod readiness_socket;
@@ -104,13 +105,14 @@ use attachment::Attachment;
 pub use chunk::{COPIED_MAX, Chunk};
 pub use datagrams::{Datagrams, MESSAGE_MAX, Message};
 pub use listener::Listener;
+pub use peeked::Peeked;
 pub use pending_connection::PendingConnection;
 pub use poller::{Interest, PollEvent, PollWaker, Poller};
 pub use readiness_socket::Readiness;
 pub use remote_memory::{Export, RemoteOperation, RevokeError};
 pub use shared_memory::{Loan, SharedMemory};
 use shared_session::Answer;
-pub use stream::{Peeked, Reader, ReclaimError, Stream, Writer};
+pub use stream::{Reader, ReclaimError, Stream, Writer};
 
 /// Returns the default path of the socket of the daemon that serves `address` for applications of its own
 /// user.

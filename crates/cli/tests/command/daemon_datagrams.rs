@@ -298,6 +298,10 @@ fn nonblocking_send_failures_are_reported_by_the_next_call() {
     let mut other = server.bind(7001).unwrap();
     for _ in 0..3 {
         let begun = near.send_to(b"who", to(1, 7000)).unwrap_err();
+        if matches!(begun, ServiceError::Refused(Refusal::Refused)) {
+            // This thread did not run for so long that the call itself found the refusal.
+            continue;
+        }
         assert!(matches!(begun, ServiceError::WouldBlock), "{begun}");
         // A receive call finds the refusal and keeps it for the next send call.
         until("the refusal", || is_readable(near.room_fd()));

@@ -10,14 +10,14 @@ use headworks_client::Session;
 use headworks_client::connection::{
     Connection, ConnectionShared, ReceiveHalf, Received, SendHalf, Wake,
 };
-use headworks_shm::View;
 use headworks_verbs::{Duration, Instant};
 
 use super::chunk::{COPIED_MAX, Chunk};
+use super::peeked::{Lent, Peeked};
 use super::poller::Polled;
 use super::readiness_socket::{Readiness, ReadinessSocket};
 use super::remote_memory::ResultSlots;
-use super::shared_memory::{self, Loan, SharedMemory};
+use super::shared_memory::{Loan, SharedMemory};
 use super::shared_session::SharedSession;
 use super::stream_half::{
     CallLimits, HalfCell, HalfGuard, ServiceConnection, StreamHalf, WeakConnection,
@@ -678,45 +678,6 @@ impl StreamHalf<ReceiveHalf> {
                 (Received::Nothing, _) => Ok((None, wakes)),
             }
         })
-    }
-}
-
-/// Received bytes, lent in place.
-pub struct Peeked<'s> {
-    side: HalfGuard<'s, StreamHalf<ReceiveHalf>>,
-    lent: Lent,
-}
-
-/// Where lent bytes are.
-enum Lent {
-    /// In memory that only the daemon writes.
-    InPlace(View),
-    /// In a copy.
-    Copied(Vec<u8>),
-}
-
-impl Peeked<'_> {
-    /// Consumes the first `bytes` of them; all of them, if there are fewer.
-    ///
-    /// # Errors
-    ///
-    /// [`ServiceError::DaemonGone`].
-    pub fn consume(mut self, bytes: usize) -> Result<(), ServiceError> {
-        self.side.connection.shared.check()?;
-        let bytes = bytes.min(self.len()) as u64;
-        let wake = self.side.half.consume(bytes);
-        self.side.connection.wake(wake)
-    }
-}
-
-impl std::ops::Deref for Peeked<'_> {
-    type Target = [u8];
-
-    fn deref(&self) -> &[u8] {
-        match &self.lent {
-            Lent::InPlace(view) => shared_memory::bytes(view),
-            Lent::Copied(bytes) => bytes,
-        }
     }
 }
 
