@@ -8,7 +8,7 @@ use rustix::event::{EventfdFlags, eventfd};
 
 use crate::service::{ServiceError, system};
 
-/// Wakes a [`Poller`] from another thread. Clones wake the same poller.
+/// Wakes a [`Poller`](super::Poller) from another thread. Clones wake the same poller.
 #[derive(Clone, Debug)]
 pub struct PollWaker(pub(super) Arc<PollerWaker>);
 
