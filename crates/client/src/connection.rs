@@ -135,7 +135,7 @@ impl ConnectionShared {
         self.direct.as_ref()
     }
 
-    /// What has arrived, for a poller.
+    /// Returns the number of bytes that have arrived, and the status. A poller compares them with those that it reported.
     pub fn arrived(&self) -> Arrived {
         // The status first: the end is published after the last byte.
         let status = self.status();
@@ -154,7 +154,7 @@ impl ConnectionShared {
         }
     }
 
-    /// The room for what is sent, for a poller. It compares with [`SendHalf::room`].
+    /// Returns the present room for sending. A poller compares it with [`SendHalf::room`].
     pub fn room_now(&self) -> Room {
         let mut room = self.block.room();
         if let Some(direct) = &self.direct {
@@ -235,7 +235,7 @@ pub enum Wake {
 }
 
 impl Wake {
-    /// Who must be woken for this or for `other`, of which one is [`Wake::No`] or both are equal.
+    /// Combines two wake-ups, of which one is [`Wake::No`] or both are equal.
     #[must_use]
     pub fn or(self, other: Self) -> Self {
         match self {
@@ -284,7 +284,8 @@ impl SendHalf {
         self.egress.is_withheld()
     }
 
-    /// What the latest call that found no room saw of the room: for a poller.
+    /// Returns the room that the latest call found. If that call failed for lack of room, a poller waits for another value
+    /// of [`ConnectionShared::room_now`].
     pub fn room(&self) -> Room {
         let mut room = self.egress.room_seen();
         if let Some(direct) = &self.direct {
@@ -325,7 +326,7 @@ impl SendHalf {
         }
     }
 
-    /// Whether what was sent last went through the daemons, so that without this one nothing is sent any more.
+    /// Whether the daemon carries what the application sends now. If the daemon is gone, the application cannot send.
     pub fn needs_daemon(&self) -> bool {
         self.direct
             .as_deref()
@@ -542,8 +543,8 @@ impl ReceiveHalf {
         self.ingress.read(slabs, into)
     }
 
-    /// Whether the next bytes come on the direct path: they lie in memory that the peer may change at any time. If so, the
-    /// memory of the next contiguous bytes; empty if there are none.
+    /// Returns the memory of the next contiguous bytes of the direct path; empty if there are none. The peer may change this
+    /// memory at any time. `None` if the daemon brings the next bytes.
     ///
     /// # Errors
     ///
@@ -610,7 +611,7 @@ impl ReceiveHalf {
         Ok((kept, wake))
     }
 
-    /// Whether the next bytes come through the daemons, so that without this one none come.
+    /// Whether the daemon brings the next bytes. If the daemon is gone, the application receives nothing more.
     pub fn needs_daemon(&self) -> bool {
         self.known
             .direct

@@ -353,7 +353,7 @@ pub(crate) struct RingAnnouncement {
     pub(crate) ring: Option<ByteRing>,
 }
 
-/// What has arrived on a connection, as an application's poller sees it.
+/// Received bytes and status of a connection. A poller compares two of these to find news.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Arrived {
     /// Bytes of the stream that have arrived; on the direct path, in both ways. Others may have written any numbers.
@@ -364,7 +364,7 @@ pub struct Arrived {
     pub status: Status,
 }
 
-/// Room for what an application sends, as its poller sees it. Another room than before is more room.
+/// Room for sending. A poller compares two of these: a different value means that room was made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Room {
     /// Bytes of records that the daemon no longer needs.

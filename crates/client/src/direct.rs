@@ -146,7 +146,7 @@ pub fn prepare(memory: &Slabs, place: &DirectPlace) -> Result<ControlBlock, Cont
     Ok(block)
 }
 
-/// What both halves of a direct connection know.
+/// State that both halves of a direct connection share.
 #[derive(Clone, Debug)]
 pub struct DirectShared {
     /// Number of the pair in the session.
@@ -224,7 +224,7 @@ impl DirectShared {
     /// application's own daemon for its own reasons do.
     pub(crate) fn status(&self, told: Status) -> Status {
         let own = |reset: &Reset| matches!(reset, Reset::ByPeer | Reset::Misuse | Reset::Kept);
-        // Whether the process has ended is looked at first: it may have ended the stream before.
+        // Read before the status of the stream: the process may have ended the stream before it ended.
         let is_gone = self.is_peer_gone.load(Ordering::Acquire);
         let is_diverted = self.incoming.block.diversions() % 2 == 1;
         let here = self.incoming.block.status();
@@ -310,7 +310,7 @@ impl DirectSender {
         }
     }
 
-    /// Whether bytes went through the daemons when it was last looked at.
+    /// Whether the sender used the daemons at its last call.
     pub(crate) fn was_diverted(&self) -> bool {
         !self.diversions.is_multiple_of(2)
     }
@@ -354,7 +354,8 @@ impl DirectSender {
         Ok(if free < least { 0 } else { free })
     }
 
-    /// Whether a longer ring would help with `bytes` more: the number of that ring, and the length to ask for, once.
+    /// Decides whether to ask the daemon for a longer ring, for `bytes` that found no room. Returns the number of that ring and
+    /// its length, once for each ring.
     pub(crate) fn wants_ring(&mut self, bytes: usize) -> Option<(u64, u32)> {
         let number = self.writer.number() + 1;
         let len = self.writer.rings().last().map_or(0, |ring| ring.len());
@@ -398,8 +399,8 @@ impl DirectSender {
         self.is_ended
     }
 
-    /// What was last seen of the room: the bytes that the receiver has consumed, and the number of the latest ring that
-    /// the daemon handed out.
+    /// Returns the room that the sender read last: the bytes that the receiver has consumed, and the number of the latest
+    /// ring that the daemon handed out.
     pub(crate) fn room_seen(&self) -> (u64, u64) {
         (self.writer.consumed(), self.offered)
     }
@@ -414,7 +415,7 @@ pub(crate) struct DirectReceiver {
     pub(crate) shared: DirectShared,
     pub(crate) reader: IngressReader,
     pub(crate) memory: Slabs,
-    /// Whether the bytes that were found last came through the daemons.
+    /// Whether the last call of `select` found bytes that came through the daemons.
     pub(crate) is_there: bool,
     consumed_there: WordRef,
     received: WordRef,
@@ -435,7 +436,8 @@ impl DirectReceiver {
         if self.reader.available(&self.memory)? == 0
             && (there.available(slabs)? > 0 || there.is_withheld())
         {
-            // Whoever sees bytes that went through the daemons also sees the direct ones before them.
+            // The daemons publish their bytes after the sender published its direct ones. So this second read of the direct
+            // tail finds all direct bytes that precede those of the daemons.
             self.is_there = self.reader.available(&self.memory)? == 0 && !self.reader.is_withheld();
         }
         Ok(())

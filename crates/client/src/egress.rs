@@ -265,7 +265,7 @@ impl EgressWriter {
         self.is_withheld
     }
 
-    /// What this end last saw of the room in the ring.
+    /// Returns the room in the ring that the writer read last.
     pub fn room_seen(&self) -> Room {
         Room {
             freed: self.freed,

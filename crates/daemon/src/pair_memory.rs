@@ -67,13 +67,13 @@ struct State {
     ended: Traffic,
 }
 
-/// What a connection has.
+/// Memory of one connection.
 struct Allotment {
     block: ControlBlock,
     block_extent: Extent,
     /// Rings that the application may use, by number. The last one is the latest.
     rings: VecDeque<(u64, Extent)>,
-    /// Whether this session's application, and the other one, use the connection no more.
+    /// Whether this session's application has left the connection, and whether the other one has.
     has_left: bool,
     has_peer_left: bool,
 }

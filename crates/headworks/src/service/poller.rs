@@ -182,7 +182,7 @@ struct PolledStream {
     /// The sets that name it, and its number in each.
     names: Vec<(usize, u32)>,
     is_unsettled: bool,
-    /// What was last reported as readable.
+    /// The received bytes and the status that the last report was about.
     reported: Option<Arrived>,
     /// Whether room was reported since the interest was set, or since a call failed for lack of it.
     is_room_reported: bool,
