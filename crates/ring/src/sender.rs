@@ -162,6 +162,10 @@ impl Sender {
                     self.flush()?;
                 }
                 ReserveOutcome::Full => {
+                    // If all requests have completed, none will report that the queue pair has failed since.
+                    if let Err(error) = self.endpoint.endpoint().check() {
+                        return Err(self.break_with(error).into());
+                    }
                     self.refused = count;
                     self.refused_at = self.policy.tail();
                     return Err(SendError::Full);

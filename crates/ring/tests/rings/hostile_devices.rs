@@ -2,12 +2,14 @@
 //! anything that such a device may legally do. If its queue pair dies, both ends must report correctly what
 //! was delivered.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use headworks_ring::oracle::{Checked, Ring, op};
 use headworks_ring::{Framing, Mode, Receiver, RingConfig, RingError, SendError, Sender};
 use headworks_softnic::hostile::{FaultPoint, Rules, Verdict, rules};
-use headworks_verbs::Status;
+use headworks_verbs::{QpState, Status};
 use proptest::prelude::*;
 
 use crate::oracle::rings;
@@ -291,4 +293,43 @@ fn a_receive_that_the_device_has_no_room_for_is_posted_later() {
             assert_eq!(sending.join().unwrap(), Ok(COUNT));
         });
     }
+}
+
+#[test]
+fn a_full_sender_that_only_tries_to_send_finds_out_that_its_queue_pair_has_failed() {
+    let kills = Arc::new(AtomicBool::new(false));
+    let armed = kills.clone();
+    let kill = rules::by(move |event, _| {
+        let now = event.point == FaultPoint::Begin && armed.load(Ordering::Relaxed);
+        now.then_some(Verdict::Kill(Status::RetryExceeded))
+    });
+    let hosts = Hosts::by(Rules::new(1).with(kill), "soft:h1", "soft:h2");
+    let (mut tx, mut rx) = hosts.ring(&config(8, Framing::Fixed(48), Mode::Poll));
+    assert_eq!(tx.ring().mode, Mode::Poll);
+    let start = Instant::now();
+    let mut sent = 0;
+    while tx.try_send(&[0; 48]).is_ok() {
+        sent += 1;
+    }
+    // All requests of the sender end, so no completion will tell it anything later.
+    let mut held = Vec::new();
+    while held.len() < sent {
+        assert!(start.elapsed() < LIMIT, "message {}", held.len());
+        assert_eq!(tx.try_send(&[0; 48]), Err(SendError::Full));
+        held.extend(rx.try_take().unwrap());
+    }
+    // The receiver's first request fails, and so do both queue pairs.
+    kills.store(true, Ordering::Relaxed);
+    for message in held {
+        let _ = rx.release(message);
+    }
+    let error = loop {
+        match tx.try_send(&[0; 48]) {
+            Err(SendError::Full) => assert!(start.elapsed() < LIMIT, "full for ever"),
+            Err(SendError::Broken(error)) => break error,
+            other => panic!("{other:?}"),
+        }
+    };
+    assert_eq!(error, RingError::QueuePair(QpState::Error));
+    assert_eq!(tx.consumed(), 0);
 }
