@@ -458,6 +458,16 @@ impl Service {
         PendingConnection::start(&self.0.session(None)?, to)
     }
 
+    /// Like [`connect_start`](Self::connect_start), but without a descriptor: add it to a poller of this service by
+    /// [`Poller::add_pending`].
+    ///
+    /// # Errors
+    ///
+    /// [`ServiceError::NoDaemon`], [`ServiceError::DaemonGone`], [`ServiceError::System`].
+    pub fn connect_polled(&self, to: SocketAddr) -> Result<PendingConnection, ServiceError> {
+        PendingConnection::start_polled(&self.0.session(None)?, to)
+    }
+
     /// Allocates memory that can be lent ([`Stream::lend`]). The application owns it until it is dropped.
     ///
     /// # Errors

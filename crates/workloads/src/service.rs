@@ -8,6 +8,7 @@
 //! | [`daemon_hosts`] | two daemons, and the processes beside them, which end when they are dropped |
 //! | [`load`] | applications that measure: messages, and one-sided requests |
 //! | [`many_streams`], [`echo`] | applications that measure many connections at once, or short ones; echo over many connections |
+//! | [`ready_set`] | which of many connections are ready |
 //! | `servers` | applications that answer: over the service, and over TCP |
 //! | [`controlled_app`] | applications that follow commands: they send occasional requests, or hold connections |
 //! | [`streaming`] | applications that send or receive over many streams without a pause |
@@ -22,6 +23,7 @@ pub mod echo;
 pub mod load;
 pub mod many_streams;
 pub mod native_verbs;
+pub mod ready_set;
 pub mod rusage;
 pub mod shm_relay;
 pub mod streaming;

@@ -22,7 +22,7 @@ pub(super) fn run(socket: &str, connections: usize) -> anyhow::Result<()> {
     // The wait is limited: the process that is to connect, or its daemon, may be gone.
     let until = || clock::now() + PATIENCE;
     let streams = (0..connections).map(|_| Ok(listener.accept_by(Some(until()))?));
-    echo_all(streams.collect::<anyhow::Result<Vec<_>>>()?)?;
+    echo_all(&service, streams.collect::<anyhow::Result<Vec<_>>>()?)?;
     let accept = |_| {
         let stdin = std::io::stdin();
         let fds = [tcp.as_fd(), stdin.as_fd()];
@@ -33,5 +33,5 @@ pub(super) fn run(socket: &str, connections: usize) -> anyhow::Result<()> {
         Ok(accepted.context("nobody connects")?.0)
     };
     let sockets = (0..connections).map(accept);
-    Ok(echo_all(sockets.collect::<anyhow::Result<Vec<_>>>()?)?)
+    Ok(echo_all(&(), sockets.collect::<anyhow::Result<Vec<_>>>()?)?)
 }

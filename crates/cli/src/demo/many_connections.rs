@@ -3,14 +3,12 @@
 
 use std::io::ErrorKind;
 use std::net::{SocketAddr, TcpStream};
-use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, anyhow};
-use headworks::net::{Waiter, WakeReason, clock};
-use headworks::service::{Service, Stream};
-use headworks_workloads::service::echo::{EchoClient, EchoSocket, Pattern, is_to_wait};
-use rustix::event::{PollFd, PollFlags};
+use anyhow::{Context as _, anyhow};
+use headworks::net::clock;
+use headworks::service::{Poller, Service, Stream};
+use headworks_workloads::service::echo::{Context, EchoClient, EchoSocket, Pattern, is_to_wait};
 
 use super::daemons::{Daemons, address};
 use super::small_messages::LEN;
@@ -97,7 +95,7 @@ impl Demo {
         let to = SocketAddr::new(address(1), port);
         let streams = (0..connections).map(|_| self.connect(&service, to));
         let streams = streams.collect::<anyhow::Result<Vec<Stream>>>()?;
-        let (ours, streams) = self.measure_many(streams, BYTES)?;
+        let (ours, streams) = self.measure_many(&service, streams, BYTES)?;
         let queue_pairs = hosts.queue_pairs(self, 0)?;
         drop((streams, service));
 
@@ -106,7 +104,7 @@ impl Demo {
         let streams = (0..connections).map(|_| self.connect_tcp(to));
         let streams = streams.collect::<anyhow::Result<Vec<TcpStream>>>()?;
         // TCP carries no more bytes than the service did.
-        let (theirs, streams) = self.measure_many(streams, ours.bytes)?;
+        let (theirs, streams) = self.measure_many(&(), streams, ours.bytes)?;
         drop(streams);
         self.finish(other, "the many connections")?;
         hosts.end(self)?;
@@ -131,19 +129,17 @@ impl Demo {
     }
 
     fn connect(&self, service: &Service, to: SocketAddr) -> anyhow::Result<Stream> {
-        let mut connecting = service.connect_start(to)?;
+        let mut connecting = service.connect_polled(to)?;
+        let mut poller = Poller::new(service)?;
+        poller.add_pending(&connecting, 0)?;
         let until = clock::now() + PATIENCE;
         loop {
             if let Some(stream) = connecting.finish()? {
                 return Ok(stream);
             }
-            let mut fds = [
-                PollFd::new(&connecting, PollFlags::OUT),
-                PollFd::new(&self.interrupt, PollFlags::IN),
-            ];
-            let woken = Waiter::default().wait_polling(&mut fds, Some(until), &mut |_| false);
+            poller.wait(&mut Vec::new(), Some(INTERRUPT_CHECK_INTERVAL))?;
             self.check_interrupt()?;
-            if woken.context("waiting for a connection")? == WakeReason::Deadline {
+            if clock::now() >= until {
                 let seconds = PATIENCE.as_secs_f64();
                 return Err(anyhow!(
                     "connecting through the daemons: the other host did not answer for {seconds} s"
@@ -166,22 +162,25 @@ impl Demo {
 
     fn measure_many<W: TestSocket>(
         &self,
+        context: &Context<W>,
         sockets: Vec<W>,
         bytes: u64,
     ) -> anyhow::Result<(EchoRates, Vec<W>)> {
         let connections = sockets.len();
-        let mut load = EchoClient::new(sockets, WINDOW)?;
-        load.watch(self.interrupt.as_fd())?;
+        let mut load = EchoClient::new(context, sockets, WINDOW)?;
         let began = Instant::now();
         let (mut sent, mut back) = (load.start()?, 0);
-        let limit = Duration::from_nanos(PATIENCE.nanos());
+        let mut heard = began;
         while back < sent {
             self.check_interrupt()?;
             let sends = sent < bytes && began.elapsed() < BYTES_FOR;
-            let Some((more, came)) = load.turn(limit, sends)? else {
-                return Err(anyhow!("the other process said nothing for {PATIENCE}"));
-            };
+            let (more, came) = load.turn(INTERRUPT_CHECK_INTERVAL, sends)?;
             (sent, back) = (sent + more, back + came);
+            if came > 0 {
+                heard = Instant::now();
+            } else if heard.elapsed() > Duration::from_nanos(PATIENCE.nanos()) {
+                return Err(anyhow!("the other process said nothing for {PATIENCE}"));
+            }
         }
         let took = began.elapsed().as_secs_f64();
         let mut sockets = load.into_sockets();

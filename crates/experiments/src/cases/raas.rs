@@ -30,10 +30,12 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::net::SocketAddr;
 
+use headworks::verbs::DeviceName;
+
 use crate::cases::prelude::*;
 use crate::service::Role;
-use crate::service::daemon_hosts::DaemonHosts;
-use crate::service::load::{LoadClient, LoadKind, LoadTransport};
+use crate::service::daemon_hosts::{DaemonHosts, DaemonOptions};
+use crate::service::load::{LoadClient, LoadFigure, LoadKind, LoadTransport, StreamWaiting};
 use crate::service::virtual_time::{LoadResult, Machine, OneSidedLoad, RequestPath};
 
 const fn paper(figure: &'static str) -> Option<Paper> {
@@ -97,8 +99,41 @@ struct Daemons {
 impl Daemons {
     /// Starts daemons on `count` hosts: the bench's two, and others like the second.
     fn start(bench: &Bench<'_>, count: usize) -> Result<Self, WorkloadError> {
+        let [here, there] = &bench.testbed.devices;
+        Self::start_on(
+            bench,
+            vec![here.clone(), there.clone()],
+            count,
+            &DaemonOptions::default(),
+        )
+    }
+
+    /// Starts two daemons whose applications use the direct path, on devices like the bench's.
+    fn start_direct(bench: &Bench<'_>) -> Result<Self, WorkloadError> {
+        let mut devices = Vec::new();
+        for (host, device) in bench.testbed.devices.iter().enumerate() {
+            devices.push(match device.kind() {
+                "soft" => format!("soft:direct{host}")
+                    .parse()
+                    .map_err(|why| WorkloadError::at("a device's name", why))?,
+                _ => device.clone(),
+            });
+        }
+        let options = DaemonOptions {
+            config: "[limits]\ndirect = true\n".to_owned(),
+            ..DaemonOptions::default()
+        };
+        let count = devices.len();
+        Self::start_on(bench, devices, count, &options)
+    }
+
+    fn start_on(
+        bench: &Bench<'_>,
+        mut devices: Vec<DeviceName>,
+        count: usize,
+        options: &DaemonOptions,
+    ) -> Result<Self, WorkloadError> {
         let [here, there] = bench.testbed.cpus;
-        let mut devices = bench.testbed.devices.to_vec();
         for host in devices.len()..count {
             let name = match devices[1].kind() {
                 "soft" => format!("soft:cluster{host}"),
@@ -109,7 +144,8 @@ impl Daemons {
         }
         let mut cpus = vec![there; count];
         cpus[0] = here;
-        let mut hosts = DaemonHosts::start(&devices, &cpus, bench.stop())?;
+        let options = vec![options.clone(); count];
+        let mut hosts = DaemonHosts::start_with(&devices, &cpus, &options, bench.stop())?;
         let to = (1..count).map(|host| hosts.serve(host, PORT, bench.stop()));
         let to = to.collect::<Result<_, _>>()?;
         let tcp = BTreeMap::new();
@@ -127,15 +163,15 @@ impl Daemons {
     }
 
     /// Returns streams of the service from the first host to an application on each of `others` other hosts.
-    fn streams(&self, others: usize, asleep: bool) -> LoadTransport {
+    fn streams(&self, others: usize, waiting: StreamWaiting) -> LoadTransport {
         LoadTransport::Service {
             socket: self.hosts.socket(0),
             to: self.to[..others].to_vec(),
-            asleep,
+            waiting,
         }
     }
 
-    /// Runs an application on the first host for `time`, a fifth of which is warm-up, and returns its result.
+    /// Runs an application on the first host for `time`, a fifth of which is warm-up, and returns its value.
     fn ask(
         &self,
         bench: &Bench<'_>,
@@ -143,6 +179,17 @@ impl Daemons {
         by: LoadTransport,
         time: Wall,
     ) -> Result<f64, WorkloadError> {
+        Ok(self.ask_figure(bench, what, by, time)?.value)
+    }
+
+    /// As [`ask`](Self::ask), with the latencies.
+    fn ask_figure(
+        &self,
+        bench: &Bench<'_>,
+        what: LoadKind,
+        by: LoadTransport,
+        time: Wall,
+    ) -> Result<LoadFigure, WorkloadError> {
         let asking = asking(what, by, warm_and_run(time));
         let (cpu, limit) = (bench.testbed.cpus[0], time + HUNG);
         self.hosts.run_child(&asking, cpu, limit, bench.stop())

@@ -11,15 +11,19 @@ use super::shared_session::{Answer, SharedSession};
 use super::stream::Stream;
 use super::{ServiceError, UNEXPECTED_ANSWER, system};
 
-/// A connection that is not established yet. Its descriptor is writable once it is established, and hung up
-/// if it failed; it stays so until this is dropped. [`finish`](Self::finish) tells which. Dropping this
-/// before abandons the connection.
+/// A connection that is not established yet. [`finish`](Self::finish) tells whether it is. Dropping this before abandons
+/// the connection.
+///
+/// - From [`Service::connect_start`](super::Service::connect_start), it has a descriptor, which is writable once the
+///   connection is established, and hung up if it failed. It stays so until this is dropped.
+/// - From [`Service::connect_polled`](super::Service::connect_polled), it has none: a
+///   [`Poller`](super::Poller::add_pending) reports it.
 #[derive(Debug)]
 pub struct PendingConnection {
     shared: Arc<SharedSession>,
     request: u32,
     is_over: bool,
-    /// Present until the connection is established.
+    /// Present until the connection is established. `None` if a poller reports it.
     watch: Option<ReadinessSocket>,
 }
 
@@ -35,6 +39,29 @@ impl PendingConnection {
             is_over: false,
             watch: Some(watch),
         })
+    }
+
+    /// Starts to connect without a descriptor.
+    pub(super) fn start_polled(
+        shared: &Arc<SharedSession>,
+        to: SocketAddr,
+    ) -> Result<Self, ServiceError> {
+        let request = shared.request(None, |session| session.connect(to))?;
+        Ok(Self {
+            shared: shared.clone(),
+            request,
+            is_over: false,
+            watch: None,
+        })
+    }
+
+    pub(super) fn shared(&self) -> &Arc<SharedSession> {
+        &self.shared
+    }
+
+    /// The request that is answered when the connection is established or has failed.
+    pub(super) fn request(&self) -> u32 {
+        self.request
     }
 
     /// Returns the connection, in nonblocking mode, if it is established.
@@ -76,9 +103,13 @@ impl PendingConnection {
 impl AsFd for PendingConnection {
     /// # Panics
     ///
-    /// After [`PendingConnection::finish`] has returned the connection, which then owns the descriptor.
+    /// After [`PendingConnection::finish`] has returned the connection, which then owns the descriptor; and without a
+    /// descriptor, as [`Service::connect_polled`](super::Service::connect_polled) returns it.
     fn as_fd(&self) -> BorrowedFd<'_> {
-        let watch = self.watch.as_ref().expect("not finished yet");
+        let watch = self
+            .watch
+            .as_ref()
+            .expect("a connection with a descriptor, not finished yet");
         watch.readiness().as_fd()
     }
 }

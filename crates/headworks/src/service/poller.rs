@@ -17,7 +17,7 @@ use rustix::event::{PollFd, PollFlags, epoll};
 use slab::Slab;
 
 use super::shared_session::SharedSession;
-use super::{Listener, Service, ServiceError, Stream, system};
+use super::{Listener, PendingConnection, Service, ServiceError, Stream, system};
 
 mod poll_state;
 mod waker;
@@ -162,7 +162,9 @@ pub struct Poller {
     /// Streams that were armed, and are looked at once more: a buffer.
     armed: Vec<usize>,
     listeners: Vec<PolledListener>,
-    /// Packets of the session that were handled when the listeners were looked at.
+    /// Connections that are not established yet: their requests and keys.
+    pending: Vec<(u32, u64)>,
+    /// Packets of the session that were handled when the listeners and pending connections were looked at.
     packets_seen: u64,
     are_sets_armed: bool,
     is_gone: bool,
@@ -234,6 +236,7 @@ impl Poller {
             unsettled: Vec::new(),
             armed: Vec::new(),
             listeners: Vec::new(),
+            pending: Vec::new(),
             packets_seen: 0,
             are_sets_armed: false,
             is_gone: false,
@@ -335,6 +338,25 @@ impl Poller {
     pub fn remove_listener(&mut self, listener: &Listener) {
         let number = listener.number();
         self.listeners.retain(|one| one.number != number);
+    }
+
+    /// Adds a connection that is not established yet, from [`Service::connect_polled`]. It is reported once, as writable,
+    /// when [`PendingConnection::finish`] returns the connection or the reason why there is none. It leaves the poller
+    /// then. Add the connection itself by [`add`](Self::add).
+    ///
+    /// # Errors
+    ///
+    /// [`ServiceError::OtherSession`].
+    pub fn add_pending(
+        &mut self,
+        pending: &PendingConnection,
+        key: u64,
+    ) -> Result<(), ServiceError> {
+        self.check_session(pending.shared())?;
+        self.pending.push((pending.request(), key));
+        // The answer may have come already.
+        self.packets_seen = u64::MAX;
+        Ok(())
     }
 
     /// Waits until something is ready, no longer than `timeout`, and puts the reports into `events`, which is cleared
@@ -486,16 +508,29 @@ impl Poller {
     }
 
     fn listeners_have_news(&self) -> bool {
-        !self.listeners.is_empty() && self.shared.packets() != self.packets_seen
+        !(self.listeners.is_empty() && self.pending.is_empty())
+            && self.shared.packets() != self.packets_seen
     }
 
-    /// Reports the listeners that have a connection to accept.
+    /// Reports the listeners that have a connection to accept, and the connections that are established or have failed.
     fn collect_listeners(&mut self, events: &mut Vec<PollEvent>) -> Result<(), ServiceError> {
-        if self.listeners.is_empty() {
+        if self.listeners.is_empty() && self.pending.is_empty() {
             return Ok(());
         }
         self.packets_seen = self.shared.packets();
         let state = self.shared.lock()?;
+        self.pending.retain(|&(request, key)| {
+            let is_over = self.is_gone || state.answers.contains_key(&request);
+            if is_over {
+                events.push(PollEvent {
+                    key,
+                    is_readable: false,
+                    is_writable: true,
+                    is_hung_up: self.is_gone,
+                });
+            }
+            !is_over
+        });
         for listener in &self.listeners {
             let waiting = state.incoming.get(&listener.number);
             let has_some = waiting.is_some_and(|waiting| !waiting.is_empty());

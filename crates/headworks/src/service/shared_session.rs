@@ -93,7 +93,7 @@ impl Waker {
 pub(super) struct SessionState {
     pub(super) session: Session,
     /// Answers that no caller has taken yet, by request.
-    answers: BTreeMap<u32, Result<Answer, Refusal>>,
+    pub(super) answers: BTreeMap<u32, Result<Answer, Refusal>>,
     /// Connections that wait to be accepted, by listener. Every open listener has an entry.
     pub(super) incoming: BTreeMap<u32, VecDeque<Box<Connection>>>,
     /// Requests whose answers no caller wants any more.

@@ -20,6 +20,7 @@ use tempfile::TempDir;
 
 use super::control::{ControlledChild, reply};
 use super::controlled_app::AppReply;
+use super::load::LoadFigure;
 use super::native_verbs::open;
 use super::{Result, Role, failed};
 use crate::error::WorkloadError;
@@ -181,15 +182,14 @@ impl DaemonHosts {
         Ok((Ipv4Addr::LOCALHOST, port).into())
     }
 
-    /// Runs a measuring process on processor `cpu` and returns its figure: the median in nanoseconds, or
-    /// bytes or operations per second.
+    /// Runs a process that plays [`Role::Load`] on processor `cpu`, and returns its figure.
     pub fn run_child(
         &self,
         role: &Role,
         cpu: usize,
         limit: Duration,
         stop: &AtomicBool,
-    ) -> Result<f64> {
+    ) -> Result<LoadFigure> {
         self.spawn_child(role, cpu)?.receive(limit, stop)
     }
 

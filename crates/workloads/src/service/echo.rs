@@ -1,15 +1,13 @@
 //! Bytes there and back over many connections at once: one thread that sends and checks, and one that echoes. Each
-//! waits in epoll(7).
+//! waits for all of its connections at once.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
-use headworks::service::Stream;
-use rustix::event::{Timespec, epoll};
-use rustix::io::Errno;
+use headworks::service::{Interest, Stream};
 
+use super::ready_set::{EpollSet, PollerSet, ReadySet};
 use super::{Result, failed};
 use crate::error::WorkloadError;
 
@@ -17,40 +15,21 @@ use crate::error::WorkloadError;
 const PATTERN: usize = 1_000_003;
 /// Bytes received at a time.
 const PIECE: usize = 64 << 10;
-/// Events taken at a time.
-const EVENTS: usize = 64;
-/// Event number of a descriptor that only ends a wait.
-const OTHER: u64 = u64::MAX;
-
-/// A connection that can be polled.
-pub trait EchoSocket: Read + Write {
-    /// Returns a descriptor that is readable while there is something to receive, writable while there is room.
-    fn pollable(&mut self) -> std::io::Result<BorrowedFd<'_>>;
-
-    /// Makes calls return at once.
-    fn set_polled(&mut self) -> std::io::Result<()>;
+/// A connection that many others are polled with.
+pub trait EchoSocket: Read + Write + Sized {
+    /// Tells which of many connections are ready.
+    type Ready: ReadySet<Self>;
 }
 
-impl EchoSocket for TcpStream {
-    fn pollable(&mut self) -> std::io::Result<BorrowedFd<'_>> {
-        Ok(AsFd::as_fd(&*self))
-    }
+/// What the connections of a kind belong to.
+pub type Context<S> = <<S as EchoSocket>::Ready as ReadySet<S>>::Context;
 
-    fn set_polled(&mut self) -> std::io::Result<()> {
-        self.set_nodelay(true)?;
-        self.set_nonblocking(true)
-    }
+impl EchoSocket for TcpStream {
+    type Ready = EpollSet;
 }
 
 impl EchoSocket for Stream {
-    fn pollable(&mut self) -> std::io::Result<BorrowedFd<'_>> {
-        Ok(self.fd()?)
-    }
-
-    fn set_polled(&mut self) -> std::io::Result<()> {
-        self.set_nonblocking(true);
-        Ok(())
-    }
+    type Ready = PollerSet;
 }
 
 /// Returns whether a call failed because there was nothing to receive or no room to send.
@@ -90,50 +69,6 @@ impl Pattern {
     }
 }
 
-/// Descriptors that a thread waits for.
-pub(super) struct Ready(OwnedFd);
-
-impl Ready {
-    pub(super) fn new() -> Result<Self> {
-        let made = epoll::create(epoll::CreateFlags::CLOEXEC);
-        Ok(Self(made.map_err(failed("epoll"))?))
-    }
-
-    fn watch(&self, fd: BorrowedFd<'_>, number: u64) -> Result<()> {
-        self.watch_for(fd, number, epoll::EventFlags::IN)
-    }
-
-    /// Watches a descriptor for events. Its number is reported while there is one of them.
-    pub(super) fn watch_for(
-        &self,
-        fd: BorrowedFd<'_>,
-        number: u64,
-        events: epoll::EventFlags,
-    ) -> Result<()> {
-        let data = epoll::EventData::new_u64(number);
-        epoll::add(&self.0, fd, data, events).map_err(failed("epoll"))
-    }
-
-    /// Appends the numbers of the ready descriptors, after waiting for up to `limit` for the first. Returns `false` if
-    /// the limit has passed.
-    pub(super) fn wait(&self, limit: Option<Duration>, numbers: &mut Vec<usize>) -> Result<bool> {
-        let mut events = Vec::with_capacity(EVENTS);
-        let limit = limit.map(|limit| Timespec {
-            tv_sec: limit.as_secs() as i64,
-            tv_nsec: limit.subsec_nanos().into(),
-        });
-        let into = rustix::buffer::spare_capacity(&mut events);
-        let woke = match epoll::wait(&self.0, into, limit.as_ref()) {
-            Ok(count) => count > 0,
-            Err(Errno::INTR) => true,
-            Err(error) => return Err(failed("epoll")(error)),
-        };
-        let ready = events.iter().map(|event| event.data.u64());
-        numbers.extend(ready.filter(|one| *one != OTHER).map(|one| one as usize));
-        Ok(woke)
-    }
-}
-
 /// A connection of an [`EchoClient`].
 struct Sending<S> {
     socket: S,
@@ -144,9 +79,9 @@ struct Sending<S> {
 }
 
 /// Sends over many connections, and checks what comes back.
-pub struct EchoClient<S> {
+pub struct EchoClient<S: EchoSocket> {
     connections: Vec<Sending<S>>,
-    ready: Ready,
+    ready: S::Ready,
     pattern: Pattern,
     window: u64,
     buffer: Vec<u8>,
@@ -159,12 +94,11 @@ impl<S: EchoSocket> EchoClient<S> {
     /// # Errors
     ///
     /// A connection cannot be polled.
-    pub fn new(sockets: Vec<S>, window: u64) -> Result<Self> {
-        let ready = Ready::new()?;
+    pub fn new(context: &Context<S>, sockets: Vec<S>, window: u64) -> Result<Self> {
+        let mut ready = S::Ready::new(context)?;
         let mut connections = Vec::new();
         for (number, mut socket) in (0..).zip(sockets) {
-            socket.set_polled()?;
-            ready.watch(socket.pollable()?, number)?;
+            ready.add(&mut socket, number, Interest::RECEIVE)?;
             let (sent, back) = (0, 0);
             connections.push(Sending { socket, sent, back });
         }
@@ -176,15 +110,6 @@ impl<S: EchoSocket> EchoClient<S> {
             buffer: vec![0; window as usize],
             numbers: Vec::new(),
         })
-    }
-
-    /// Has [`turn`](Self::turn) return when a descriptor is readable.
-    ///
-    /// # Errors
-    ///
-    /// The descriptor cannot be watched.
-    pub fn watch(&self, other: BorrowedFd<'_>) -> Result<()> {
-        self.ready.watch(other, OTHER)
     }
 
     /// Fills the window of every connection. Returns the number of bytes sent.
@@ -201,15 +126,15 @@ impl<S: EchoSocket> EchoClient<S> {
     }
 
     /// Waits for up to `limit` until bytes come back. Takes and checks them, and sends others if `sends`. Returns the
-    /// number of bytes sent and of those that came back; `None` if the limit has passed.
+    /// number of bytes sent and of those that came back.
     ///
     /// # Errors
     ///
     /// A connection fails, or carries wrong bytes.
-    pub fn turn(&mut self, limit: Duration, sends: bool) -> Result<Option<(u64, u64)>> {
+    pub fn turn(&mut self, limit: Duration, sends: bool) -> Result<(u64, u64)> {
         let mut numbers = std::mem::take(&mut self.numbers);
         numbers.clear();
-        let woke = self.ready.wait(Some(limit), &mut numbers)?;
+        self.ready.wait(Some(limit), &mut numbers)?;
         let (mut sent, mut back) = (0, 0);
         for number in &numbers {
             back += self.take_back(*number)?;
@@ -218,7 +143,7 @@ impl<S: EchoSocket> EchoClient<S> {
             }
         }
         self.numbers = numbers;
-        Ok(woke.then_some((sent, back)))
+        Ok((sent, back))
     }
 
     /// Returns the connections.
@@ -286,12 +211,11 @@ struct Echoed<S> {
 /// # Errors
 ///
 /// A connection cannot be polled, or fails.
-pub fn echo_all<S: EchoSocket>(sockets: Vec<S>) -> Result<()> {
-    let ready = Ready::new()?;
+pub fn echo_all<S: EchoSocket>(context: &Context<S>, sockets: Vec<S>) -> Result<()> {
+    let mut ready = S::Ready::new(context)?;
     let mut all = Vec::new();
     for (number, mut socket) in (0..).zip(sockets) {
-        socket.set_polled()?;
-        ready.watch(socket.pollable()?, number)?;
+        ready.add(&mut socket, number, Interest::RECEIVE)?;
         all.push(Some(Echoed {
             socket,
             pending: Vec::new(),
@@ -319,7 +243,13 @@ pub fn echo_all<S: EchoSocket>(sockets: Vec<S>) -> Result<()> {
             }
             let is_full = !one.pending.is_empty();
             if is_full != was_full {
-                one.rewatch(&ready, *number, is_full)?;
+                // Bytes that wait to be sent back need room first.
+                let interest = if is_full {
+                    Interest::SEND
+                } else {
+                    Interest::RECEIVE
+                };
+                ready.modify(&mut one.socket, *number, interest)?;
             }
         }
     }
@@ -347,17 +277,6 @@ impl<S: EchoSocket> Echoed<S> {
             }
         }
     }
-
-    /// Watches for room if bytes wait to be sent back, else for bytes to receive.
-    fn rewatch(&mut self, ready: &Ready, number: usize, is_full: bool) -> Result<()> {
-        let flags = match is_full {
-            true => epoll::EventFlags::OUT,
-            false => epoll::EventFlags::IN,
-        };
-        let data = epoll::EventData::new_u64(number as u64);
-        let changed = epoll::modify(&ready.0, self.socket.pollable()?, data, flags);
-        changed.map_err(failed("epoll"))
-    }
 }
 
 #[cfg(test)]
@@ -375,15 +294,15 @@ mod tests {
         let (here, there): (Vec<_>, Vec<_>) = (0..20)
             .map(|number| (connect(number), listener.accept().unwrap().0))
             .unzip();
-        let echoing = thread::spawn(move || echo_all(there));
-        let mut client = EchoClient::new(here, 100_000).unwrap();
+        let echoing = thread::spawn(move || echo_all(&(), there));
+        let mut client = EchoClient::new(&(), here, 100_000).unwrap();
         let mut sent = client.start().unwrap();
         let mut back = 0;
         while back < sent {
-            let turn = client
+            let (more, came) = client
                 .turn(Duration::from_secs(60), sent < 40 << 20)
                 .unwrap();
-            let (more, came) = turn.expect("all bytes come back");
+            assert!(came > 0, "all bytes come back");
             (sent, back) = (sent + more, back + came);
         }
         assert!(sent >= 40 << 20);
@@ -402,7 +321,7 @@ mod tests {
         let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
         let here = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let mut there = listener.accept().unwrap().0;
-        let mut client = EchoClient::new(vec![here], 1000).unwrap();
+        let mut client = EchoClient::new(&(), vec![here], 1000).unwrap();
         client.start().unwrap();
         let mut bytes = [0; 1000];
         there.read_exact(&mut bytes).unwrap();

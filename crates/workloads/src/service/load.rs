@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use super::one_sided::{
     self, OneSidedLoad, RequestGenerator, RequestTransport, ServiceRequests, VerbsRequests, drive,
 };
-use super::servers::{ConnectionPurpose, WaitingStream};
+use super::servers::{ConnectionPurpose, PolledStream, WaitingStream, set_buffers};
 use super::{Result, failed};
 use crate::error::WorkloadError;
 use crate::latency::{Histogram, Schedule};
@@ -29,14 +29,14 @@ const SINK_AHEAD: u64 = 16;
 /// Transport between the applications.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum LoadTransport {
-    /// A stream of the service. It waits as streams do by default: it polls for a while, then sleeps.
+    /// A stream of the service.
     Service {
         /// Socket of the daemon.
         socket: PathBuf,
         /// Address of the other application; for one-sided requests, one address of each host.
         to: Vec<SocketAddr>,
-        /// Whether both sides sleep in poll(2) whenever no data is there.
-        asleep: bool,
+        /// How both sides wait.
+        waiting: StreamWaiting,
     },
     /// Queue pairs of its own, for operations on the memory of
     /// [`IdleQueuePairs`](super::native_verbs::IdleQueuePairs).
@@ -52,7 +52,20 @@ pub enum LoadTransport {
         to: SocketAddr,
         /// Whether both sides busy-poll; else calls block.
         spinning: bool,
+        /// Size of the kernel's buffers of both sides in bytes, of [`LoadKind::Bulk`]; `None`: the kernel chooses.
+        buffers: Option<u32>,
     },
+}
+
+/// How both sides of a stream of the service wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum StreamWaiting {
+    /// As streams do by default: they poll for a while, then sleep.
+    Adaptive,
+    /// They sleep in poll(2) whenever no data is there.
+    Asleep,
+    /// They never sleep.
+    Spinning,
 }
 
 /// An application that measures.
@@ -84,15 +97,33 @@ pub enum LoadKind {
         /// Messages per second.
         per_second: f64,
     },
-    /// One way, as fast as possible. The receiver looks at the data in place. Only over the service.
+    /// One way, as fast as possible. The receiver looks at the data in place, over TCP after it has copied them.
     Bulk {
         /// Bytes sent at a time.
         size: usize,
-        /// Number of pieces of memory that the sender lends in turn; 0: the sender copies.
+        /// Number of pieces of memory that the sender lends in turn; 0: the sender copies, as it does over TCP.
         lent: usize,
     },
     /// One-sided requests. Not over TCP.
     Requests(OneSidedLoad),
+}
+
+/// Result of an application that measures.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct LoadFigure {
+    /// The median latency in nanoseconds, or bytes or operations per second.
+    pub value: f64,
+    /// The 99th percentile of the latency in nanoseconds, of a load whose latency is measured.
+    pub p99_ns: Option<f64>,
+}
+
+impl LoadFigure {
+    fn rate(value: f64) -> Self {
+        Self {
+            value,
+            p99_ns: None,
+        }
+    }
 }
 
 fn not_over(what: &str) -> WorkloadError {
@@ -106,7 +137,7 @@ impl LoadClient {
         warm..warm + Duration::from_nanos(self.run_ns)
     }
 
-    pub(super) fn measure(&self) -> Result<f64> {
+    pub(super) fn measure(&self) -> Result<LoadFigure> {
         match self.what {
             LoadKind::PingPong { size } => {
                 let mut stream = self.both()?;
@@ -117,8 +148,8 @@ impl LoadClient {
                 })
             }
             LoadKind::Load { size, per_second } => self.load(size, per_second),
-            LoadKind::Bulk { size, lent } => self.bulk(size, lent),
-            LoadKind::Requests(load) => self.request(load),
+            LoadKind::Bulk { size, lent } => self.bulk(size, lent).map(LoadFigure::rate),
+            LoadKind::Requests(load) => self.request(load).map(LoadFigure::rate),
         }
     }
 
@@ -142,30 +173,36 @@ impl LoadClient {
     /// Opens a stream to an application that echoes everything.
     fn both(&self) -> Result<Box<dyn ByteStream>> {
         Ok(match &self.by {
-            LoadTransport::Service { asleep: true, .. } => {
-                let (_, stream) = self.connect(&[ConnectionPurpose::EchoAsleep as u8])?;
-                Box::new(WaitingStream::asleep(stream)?)
+            LoadTransport::Service { waiting, .. } => {
+                let purpose = match waiting {
+                    StreamWaiting::Adaptive => ConnectionPurpose::Echo,
+                    StreamWaiting::Asleep => ConnectionPurpose::EchoAsleep,
+                    StreamWaiting::Spinning => ConnectionPurpose::EchoSpinning,
+                };
+                let (service, stream) = self.connect(&[purpose as u8])?;
+                match waiting {
+                    StreamWaiting::Adaptive => Box::new(stream),
+                    StreamWaiting::Asleep => Box::new(WaitingStream::asleep(stream)?),
+                    StreamWaiting::Spinning => Box::new(PolledStream::new(&service, stream)?),
+                }
             }
-            LoadTransport::Service { .. } => {
-                Box::new(self.connect(&[ConnectionPurpose::Echo as u8])?.1)
-            }
-            LoadTransport::Tcp { to, spinning: true } => {
-                Box::new(WaitingStream::spinning(tcp(*to, true)?)?)
-            }
+            LoadTransport::Tcp {
+                to, spinning: true, ..
+            } => Box::new(WaitingStream::spinning(tcp(*to, true)?)?),
             LoadTransport::Tcp { to, .. } => Box::new(tcp(*to, false)?),
             LoadTransport::Verbs { .. } => return Err(not_over("verbs")),
         })
     }
 
     /// Measures [`LoadKind::Load`]. A thread sends each message when it is due, whatever has come back.
-    fn load(&self, size: usize, per_second: f64) -> Result<f64> {
+    fn load(&self, size: usize, per_second: f64) -> Result<LoadFigure> {
         let (mut reader, mut writer): (Box<dyn Read>, Box<dyn Write + Send>) = match &self.by {
             LoadTransport::Service { .. } => {
                 let (_, stream) = self.connect(&[ConnectionPurpose::Echo as u8])?;
                 let (reader, writer) = stream.split();
                 (Box::new(reader), Box::new(writer))
             }
-            LoadTransport::Tcp { to, spinning } => {
+            LoadTransport::Tcp { to, spinning, .. } => {
                 let stream = tcp(*to, *spinning)?;
                 let reader = stream.try_clone()?;
                 (Box::new(reader), Box::new(stream))
@@ -192,17 +229,40 @@ impl LoadClient {
             found.record(clock::now().since(schedule.intended(index)));
         }
         sender.join().expect("the thread does not panic")?;
-        median(&found)
+        latencies(&found)
     }
 
     fn bulk(&self, size: usize, lent: usize) -> Result<f64> {
-        let wish = [
-            &[ConnectionPurpose::Sink as u8][..],
-            &SINK_EACH.to_le_bytes(),
-        ]
-        .concat();
-        let (service, mut stream) = self.connect(&wish)?;
-        let mut source = Source::new(&service, size, lent)?;
+        let sink = |buffers: u32| {
+            let purpose = &[ConnectionPurpose::Sink as u8][..];
+            [purpose, &SINK_EACH.to_le_bytes(), &buffers.to_le_bytes()].concat()
+        };
+        match &self.by {
+            LoadTransport::Service { .. } => {
+                let (service, mut stream) = self.connect(&sink(0))?;
+                let mut source = Source::new(&service, size, lent)?;
+                self.send_to_sink(&mut stream, size, |stream| source.send(stream))
+            }
+            LoadTransport::Tcp { to, buffers, .. } => {
+                let mut stream = TcpStream::connect(to)?;
+                set_buffers(&stream, *buffers)?;
+                stream.set_nodelay(true)?;
+                stream.write_all(&sink(buffers.unwrap_or(0)))?;
+                let bytes = vec![7; size];
+                let send = |stream: &mut TcpStream| Ok(stream.write_all(&bytes)?);
+                self.send_to_sink(&mut stream, size, send)
+            }
+            LoadTransport::Verbs { .. } => Err(not_over("verbs")),
+        }
+    }
+
+    /// Has `send` send `size` bytes at a time to a sink, as fast as possible. Returns the bytes per second.
+    fn send_to_sink<S: Read>(
+        &self,
+        stream: &mut S,
+        size: usize,
+        mut send: impl FnMut(&mut S) -> Result<()>,
+    ) -> Result<f64> {
         let interval = self.interval();
         let mut answers = [0; 64];
         let (mut sent, mut heard) = (0, 0);
@@ -221,10 +281,10 @@ impl LoadClient {
                 return Ok(per_second(bytes, now.since(began).nanos()));
             }
             while sent < (heard + SINK_AHEAD) * SINK_EACH {
-                source.send(&mut stream)?;
+                send(stream)?;
                 sent += size as u64;
             }
-            heard += stream.recv(&mut answers)? as u64;
+            heard += stream.read(&mut answers)? as u64;
         }
     }
 
@@ -324,23 +384,29 @@ fn nothing() -> WorkloadError {
     WorkloadError("no answer came during the measurement".to_owned())
 }
 
-fn median(found: &Histogram) -> Result<f64> {
+fn latencies(found: &Histogram) -> Result<LoadFigure> {
     match found.is_empty() {
         true => Err(nothing()),
-        false => Ok(found.quantiles(1.0).p50_ns),
+        false => {
+            let quantiles = found.quantiles(1.0);
+            Ok(LoadFigure {
+                value: quantiles.p50_ns,
+                p99_ns: Some(quantiles.p99_ns),
+            })
+        }
     }
 }
 
-/// Exchanges messages, one at a time; returns the median latency in nanoseconds.
+/// Exchanges messages, one at a time; returns the latencies.
 pub(super) fn pingpong(
     interval: Range<Instant>,
     mut exchange: impl FnMut() -> Result<()>,
-) -> Result<f64> {
+) -> Result<LoadFigure> {
     let mut found = Histogram::default();
     loop {
         let began = clock::now();
         if began >= interval.end {
-            return median(&found);
+            return latencies(&found);
         }
         exchange()?;
         if began >= interval.start {

@@ -10,7 +10,7 @@ use headworks::service::Service;
 use headworks::verbs::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
-use super::echo::{EchoClient, EchoSocket};
+use super::echo::{Context, EchoClient, EchoSocket};
 use super::load::LoadTransport;
 use super::servers::{ConnectionPurpose, MESSAGE_HEADER};
 use super::{Result, failed};
@@ -27,7 +27,8 @@ const LOOK: std::time::Duration = std::time::Duration::from_millis(20);
 /// Kind of load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ManyStreamsKind {
-    /// One thread sends on all connections and checks what comes back; another echoes. Both wait in epoll(7).
+    /// One thread sends on all connections and checks what comes back; another echoes. Each waits for all of its
+    /// connections at once: in epoll(7), or with a poller of the service.
     Echo {
         /// Number of connections.
         connections: u32,
@@ -111,9 +112,9 @@ impl ManyStreams {
             LoadTransport::Service { socket, to, .. } => {
                 let service = Service::attach(socket, "experiment")?;
                 let to = to[0];
-                self.run(|| Ok(service.connect(to)?))?
+                self.run(&service, || Ok(service.connect(to)?))?
             }
-            LoadTransport::Tcp { to, .. } => self.run(|| connect_tcp(*to))?,
+            LoadTransport::Tcp { to, .. } => self.run(&(), || connect_tcp(*to))?,
             LoadTransport::Verbs { .. } => {
                 return Err(WorkloadError(
                     "this load does not run over verbs".to_owned(),
@@ -133,9 +134,13 @@ impl ManyStreams {
         })
     }
 
-    fn run<S: EchoSocket + Send>(&self, connect: impl Fn() -> Result<S>) -> Result<Count> {
+    fn run<S: EchoSocket + Send>(
+        &self,
+        context: &Context<S>,
+        connect: impl Fn() -> Result<S>,
+    ) -> Result<Count> {
         match self.what {
-            ManyStreamsKind::Echo { connections } => self.echo(connections, connect),
+            ManyStreamsKind::Echo { connections } => self.echo(context, connections, connect),
             ManyStreamsKind::Threads { threads, sizes } => self.threads(threads, sizes, connect),
             ManyStreamsKind::Connect { size } => self.connect(size, connect),
         }
@@ -149,6 +154,7 @@ impl ManyStreams {
 
     fn echo<S: EchoSocket>(
         &self,
+        context: &Context<S>,
         connections: u32,
         connect: impl Fn() -> Result<S>,
     ) -> Result<Count> {
@@ -164,12 +170,13 @@ impl ManyStreams {
             socket.write_all(&wish)?;
             Ok(socket)
         });
-        let mut client = EchoClient::new(sockets.collect::<Result<Vec<S>>>()?, WINDOW)?;
+        let sockets = sockets.collect::<Result<Vec<S>>>()?;
+        let mut client = EchoClient::new(context, sockets, WINDOW)?;
         client.start()?;
         let (begin, end) = self.interval();
         let (mut count, mut heard) = (Count::default(), clock::now());
         loop {
-            let back = client.turn(LOOK, true)?.map_or(0, |(_, back)| back);
+            let (_, back) = client.turn(LOOK, true)?;
             let now = clock::now();
             if now >= end {
                 return Ok(count);

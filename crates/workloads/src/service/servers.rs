@@ -6,13 +6,13 @@ use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::path::Path;
 use std::thread;
 
-use headworks::service::{Export, Rights, Service, ServiceError, Stream};
+use headworks::service::{Export, Interest, Poller, Rights, Service, ServiceError, Stream};
 use rustix::event::{PollFd, PollFlags, poll};
-use rustix::net::listen;
+use rustix::net::{listen, sockopt};
 
 use super::control::reply;
 use super::controlled_app::AppReply;
-use super::echo::{EchoSocket, echo_all};
+use super::echo::{Context, EchoSocket, echo_all};
 use super::{Result, failed};
 
 /// Number of connections that may wait to be accepted.
@@ -27,15 +27,16 @@ pub(super) enum ConnectionPurpose {
     /// The server echoes everything from a thread that sleeps in poll(2) whenever no data is there.
     EchoAsleep = b'a',
     /// The server discards everything. The next eight bytes give a number N: it answers one byte for every N
-    /// received. It reads the first byte of each piece of data in place.
+    /// received. It reads the first byte of each piece of data, which over the service is in place. The four bytes after
+    /// N give the size of the kernel's buffers of a TCP connection; 0: the kernel chooses.
     Sink = b's',
     /// The next eight bytes give a size. The server exports that much memory and sends back the
     /// export id, four bytes.
     WriteExport = b'w',
-    /// Only over TCP. As [`Self::Echo`], from a thread that spins.
+    /// As [`Self::Echo`], from a thread that spins.
     EchoSpinning = b'!',
     /// The next bytes are a number that the client chose and the number of its connections, four bytes each. Once all
-    /// of them are there, one thread echoes everything on them; it sleeps in epoll(7).
+    /// of them are there, one thread echoes everything on them; it waits for all of them at once.
     EchoPolled = b'p',
     /// The server sends each message back once it is there as a whole. A message begins with its length, eight bytes.
     Messages = b'm',
@@ -55,6 +56,7 @@ type PolledStreams<S> = HashMap<u32, Vec<S>>;
 /// Serves a connection as its first byte `purpose` says: here if that takes no longer than the first message, else
 /// on a thread that ends with the connection.
 fn serve_stream<S: EchoSocket + Send + 'static>(
+    context: &Context<S>,
     mut stream: S,
     purpose: u8,
     polled: &mut PolledStreams<S>,
@@ -71,7 +73,8 @@ fn serve_stream<S: EchoSocket + Send + 'static>(
             return Ok(());
         }
         let all = polled.remove(&client).unwrap_or_default();
-        return spawn(move || drop(echo_all(all)));
+        let context = context.clone();
+        return spawn(move || drop(echo_all(&context, all)));
     }
     spawn(move || {
         drop(match purpose {
@@ -158,15 +161,21 @@ pub(super) fn serve(socket: &Path, port: u16) -> Result<()> {
             }
             continue;
         }
-        let asleep = wish[0] == ConnectionPurpose::EchoAsleep as u8;
-        let sinks = wish[0] == ConnectionPurpose::Sink as u8;
-        let otherwise = move |mut stream: Stream| match (asleep, sinks) {
-            (true, _) => echo(&mut WaitingStream::asleep(stream)?),
-            (_, true) => sink(&mut stream),
+        let (purpose, own) = (wish[0], service.clone());
+        let otherwise = move |mut stream: Stream| match purpose {
+            b'a' => echo(&mut WaitingStream::asleep(stream)?),
+            b'!' => echo(&mut PolledStream::new(&own, stream)?),
+            b's' => sink(&mut stream),
             _ => echo(&mut stream),
         };
         // A client that goes away harms no other.
-        drop(serve_stream(stream, wish[0], &mut polled, otherwise));
+        drop(serve_stream(
+            &service,
+            stream,
+            wish[0],
+            &mut polled,
+            otherwise,
+        ));
     }
 }
 
@@ -181,7 +190,7 @@ fn echo(stream: &mut (impl Read + Write)) -> std::io::Result<()> {
     }
 }
 
-fn number(stream: &mut Stream) -> std::io::Result<u64> {
+fn number(stream: &mut impl Read) -> std::io::Result<u64> {
     let mut bytes = [0; 8];
     stream.read_exact(&mut bytes)?;
     Ok(u64::from_le_bytes(bytes))
@@ -189,6 +198,7 @@ fn number(stream: &mut Stream) -> std::io::Result<u64> {
 
 fn sink(stream: &mut Stream) -> std::io::Result<()> {
     let each = number(stream)?;
+    number4(stream)?;
     let (mut came, mut answered) = (0, 0);
     loop {
         let peeked = stream.peek()?;
@@ -204,6 +214,35 @@ fn sink(stream: &mut Stream) -> std::io::Result<()> {
             answered += 1;
         }
     }
+}
+
+fn sink_tcp(stream: &mut TcpStream) -> std::io::Result<()> {
+    let each = number(stream)?;
+    let buffers = number4(stream)?;
+    set_buffers(stream, (buffers > 0).then_some(buffers))?;
+    let mut buffer = vec![0; 1 << 20];
+    let (mut came, mut answered) = (0, 0);
+    loop {
+        let len = stream.read(&mut buffer)?;
+        if len == 0 {
+            return Ok(());
+        }
+        std::hint::black_box(buffer.first());
+        came += len as u64;
+        while came / each > answered {
+            stream.write_all(&[0])?;
+            answered += 1;
+        }
+    }
+}
+
+/// Sets the size of a connection's buffers in the kernel.
+pub(super) fn set_buffers(stream: &TcpStream, bytes: Option<u32>) -> std::io::Result<()> {
+    if let Some(bytes) = bytes {
+        sockopt::set_socket_send_buffer_size(stream, bytes as usize)?;
+        sockopt::set_socket_recv_buffer_size(stream, bytes as usize)?;
+    }
+    Ok(())
 }
 
 /// Keeps a connection whose peer is still there; else revokes its memory and drops it.
@@ -240,12 +279,13 @@ pub(super) fn serve_tcp() -> Result<()> {
         if !matches!(stream.read(&mut wish), Ok(1)) {
             continue;
         }
-        let spins = wish[0] == ConnectionPurpose::EchoSpinning as u8;
-        let otherwise = move |mut stream: TcpStream| match spins {
-            true => echo(&mut WaitingStream::spinning(stream)?),
-            false => echo(&mut stream),
+        let purpose = wish[0];
+        let otherwise = move |mut stream: TcpStream| match purpose {
+            b'!' => echo(&mut WaitingStream::spinning(stream)?),
+            b's' => sink_tcp(&mut stream),
+            _ => echo(&mut stream),
         };
-        drop(serve_stream(stream, wish[0], &mut polled, otherwise));
+        drop(serve_stream(&(), stream, wish[0], &mut polled, otherwise));
     }
 }
 
@@ -274,6 +314,41 @@ impl WaitingStream<TcpStream> {
         stream.set_nonblocking(true)?;
         let wait = |_: &mut TcpStream, _| Ok(());
         Ok(Self { stream, wait })
+    }
+}
+
+/// A stream of the service whose calls never sleep. They make no system call while they find nothing, because the stream
+/// is in a poller.
+pub(super) struct PolledStream {
+    stream: WaitingStream<Stream>,
+    _poller: Poller,
+}
+
+impl PolledStream {
+    pub(super) fn new(service: &Service, mut stream: Stream) -> std::io::Result<Self> {
+        let mut poller = Poller::new(service)?;
+        poller.add(&mut stream, 0, Interest::BOTH)?;
+        let wait = |_: &mut Stream, _| Ok(());
+        Ok(Self {
+            stream: WaitingStream { stream, wait },
+            _poller: poller,
+        })
+    }
+}
+
+impl Read for PolledStream {
+    fn read(&mut self, into: &mut [u8]) -> std::io::Result<usize> {
+        self.stream.read(into)
+    }
+}
+
+impl Write for PolledStream {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.stream.write(bytes)
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
     }
 }
 

@@ -61,13 +61,14 @@ impl RelayHop {
         if let (Some((warm, run)), [(from, to)]) = (self.measures, &mut pairs[..]) {
             let start = clock::now() + verbs::Duration::from_nanos(warm);
             let interval = start..start + verbs::Duration::from_nanos(run);
-            return pingpong(interval, || {
+            let found = pingpong(interval, || {
                 give(to, &message, &mut waiter);
                 while !take(from, &mut message) {
                     waiter.spin_once();
                 }
                 Ok(())
             });
+            return found.map(|found| found.value);
         }
         loop {
             let mut did = false;

@@ -11,13 +11,13 @@ use std::thread;
 use std::time::Duration;
 
 use headworks::net::clock;
-use headworks::service::{Service, ServiceError, Stream};
+use headworks::service::{Interest, Service, ServiceError, Stream};
 use headworks::verbs::Instant;
-use rustix::event::epoll::EventFlags;
 use serde::{Deserialize, Serialize};
 
 use super::control::{next_command, reply};
-use super::echo::{EchoSocket, Ready, is_to_wait};
+use super::echo::{Context, EchoSocket, is_to_wait};
+use super::ready_set::ReadySet;
 use super::{Result, failed};
 use crate::error::WorkloadError;
 
@@ -169,11 +169,11 @@ impl StreamingApp {
         match &self.side {
             StreamingSide::Receives { port, streams } => {
                 let listener = service.listen(*port, *streams)?;
-                self.follow(*port, || Ok(listener.accept()?))
+                self.follow(&service, *port, || Ok(listener.accept()?))
             }
             StreamingSide::Sends { to, streams } => {
                 let mut to = each_of(to, *streams);
-                self.follow(0, || Ok(service.connect(next(&mut to)?)?))
+                self.follow(&service, 0, || Ok(service.connect(next(&mut to)?)?))
             }
         }
     }
@@ -184,11 +184,11 @@ impl StreamingApp {
                 let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, *port))?;
                 rustix::net::listen(&listener, *streams as i32).map_err(failed("listening"))?;
                 let port = listener.local_addr()?.port();
-                self.follow(port, || Ok(listener.accept()?.0))
+                self.follow(&(), port, || Ok(listener.accept()?.0))
             }
             StreamingSide::Sends { to, streams } => {
                 let mut to = each_of(to, *streams);
-                self.follow(0, || Ok(TcpStream::connect(next(&mut to)?)?))
+                self.follow(&(), 0, || Ok(TcpStream::connect(next(&mut to)?)?))
             }
         }
     }
@@ -196,6 +196,7 @@ impl StreamingApp {
     /// Follows commands. `open` opens the next stream.
     fn follow<S: StreamingSocket>(
         &self,
+        context: &Context<S>,
         port: u16,
         mut open: impl FnMut() -> Result<S>,
     ) -> Result<()> {
@@ -204,16 +205,13 @@ impl StreamingApp {
         while let Some(command) = next_command()? {
             reply(&match command {
                 StreamingCommand::Connect => {
-                    let opened = (0..self.streams()).map(|_| {
-                        let mut stream = open()?;
-                        stream.set_polled()?;
-                        Ok(stream)
-                    });
-                    let streams = opened.collect::<Result<Vec<S>>>()?;
+                    let streams = (0..self.streams()).map(|_| open());
+                    let streams = streams.collect::<Result<Vec<S>>>()?;
                     let (app, orders) = (self.clone(), orders.clone());
+                    let context = context.clone();
                     let named = thread::Builder::new().name("experiment-app".to_owned());
                     named.spawn(move || {
-                        if let Err(why) = app.stream(streams, &orders) {
+                        if let Err(why) = app.stream(&context, streams, &orders) {
                             // The parent process sees the pipe close.
                             crate::progress_bar::tell(format_args!("{}: {why}", app.name));
                             std::process::exit(1);
@@ -246,22 +244,36 @@ impl StreamingApp {
         }
     }
 
-    fn stream<S: StreamingSocket>(&self, streams: Vec<S>, orders: &Orders) -> Result<()> {
+    fn stream<S: StreamingSocket>(
+        &self,
+        context: &Context<S>,
+        streams: Vec<S>,
+        orders: &Orders,
+    ) -> Result<()> {
+        let mut ready = S::Ready::new(context)?;
         match self.side {
-            StreamingSide::Receives { .. } => self.receive(streams, orders),
+            StreamingSide::Receives { .. } => self.receive(ready, streams, orders),
             StreamingSide::Sends { streams: each, .. } => {
-                Sender::new(streams, each as usize, self.message as usize)?.run(orders)
+                let mut streams = streams;
+                for (number, stream) in (0..).zip(&mut streams) {
+                    ready.add(stream, number, Interest::SEND)?;
+                }
+                Sender::new(ready, streams, each as usize, self.message as usize).run(orders)
             }
         }
     }
 
     /// Receives until all streams have ended.
-    fn receive<S: StreamingSocket>(&self, streams: Vec<S>, orders: &Orders) -> Result<()> {
-        let ready = Ready::new()?;
+    fn receive<S: StreamingSocket>(
+        &self,
+        mut ready: S::Ready,
+        streams: Vec<S>,
+        orders: &Orders,
+    ) -> Result<()> {
         let mut left = streams.len();
         let mut streams: Vec<Option<S>> = streams.into_iter().map(Some).collect();
         for (number, stream) in (0..).zip(streams.iter_mut().flatten()) {
-            ready.watch_for(stream.pollable()?, number, EventFlags::IN)?;
+            ready.add(stream, number, Interest::RECEIVE)?;
         }
         let mut buffer = vec![0; self.message as usize];
         let mut numbers = Vec::new();
@@ -310,29 +322,25 @@ fn read_lines(bytes: &[u8]) {
 }
 
 /// The streams of an application that sends.
-struct Sender<S> {
+struct Sender<S: EchoSocket> {
     streams: Vec<S>,
     /// For each stream: bytes of its message that were sent.
     part: Vec<usize>,
     /// Number of streams to each receiver.
     each: usize,
     message: Vec<u8>,
-    ready: Ready,
+    ready: S::Ready,
 }
 
 impl<S: StreamingSocket> Sender<S> {
-    fn new(mut streams: Vec<S>, each: usize, message: usize) -> Result<Self> {
-        let ready = Ready::new()?;
-        for (number, stream) in (0..).zip(&mut streams) {
-            ready.watch_for(stream.pollable()?, number, EventFlags::OUT)?;
-        }
-        Ok(Self {
+    fn new(ready: S::Ready, streams: Vec<S>, each: usize, message: usize) -> Self {
+        Self {
             part: vec![0; streams.len()],
             streams,
             each,
             message: vec![7; message],
             ready,
-        })
+        }
     }
 
     fn run(mut self, orders: &Orders) -> Result<()> {

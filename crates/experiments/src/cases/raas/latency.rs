@@ -7,7 +7,7 @@ use super::{
 use crate::cases::prelude::*;
 use crate::nic::{Verb, VerbLoad as Posted};
 use crate::nic_measurements::half_round_trip;
-use crate::service::load::LoadKind;
+use crate::service::load::{LoadKind, StreamWaiting};
 use crate::service::shm_relay;
 use crate::service::virtual_time::{self, MessageWay, OneSidedLoad};
 
@@ -207,7 +207,14 @@ fn on_this_machine(
     let size = point.x as usize;
     let (warm, run) = warm_and_run(time);
     let times = [warm, run].map(|time| Duration::from_nanos(time.as_nanos() as u64));
-    let ask = |what| served.ask(bench, what, served.streams(1, false), time);
+    let ask = |what| {
+        served.ask(
+            bench,
+            what,
+            served.streams(1, StreamWaiting::Adaptive),
+            time,
+        )
+    };
     let value = match point.arm {
         NATIVE => {
             let found =

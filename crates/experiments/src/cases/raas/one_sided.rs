@@ -6,7 +6,7 @@ use std::fmt;
 use super::{Daemons, in_virtual_time, on_daemons, simulate};
 use crate::cases::prelude::*;
 use crate::service::Role;
-use crate::service::load::{self, LoadTransport};
+use crate::service::load::{self, LoadTransport, StreamWaiting};
 use crate::service::native_verbs::IdleQueuePairs;
 use crate::service::virtual_time::{OneSidedLoad, OneSidedOp, RequestPath as Carrier};
 
@@ -207,7 +207,12 @@ fn request(
 ) -> Result<f64, WorkloadError> {
     let what = load::LoadKind::Requests(load);
     if arm.is_service() {
-        return served.ask(bench, what, served.streams(load.hosts, false), time);
+        return served.ask(
+            bench,
+            what,
+            served.streams(load.hosts, StreamWaiting::Adaptive),
+            time,
+        );
     }
     let mut names = Vec::new();
     let mut held = Vec::new();

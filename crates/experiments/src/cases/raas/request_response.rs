@@ -6,7 +6,7 @@ use std::time::Instant;
 use super::{Daemons, HUNG, OVERHEAD, PROCESSES, asking, on_daemons, rows, warm_and_run};
 use crate::cases::prelude::*;
 use crate::service::Role;
-use crate::service::load::{LoadKind, LoadTransport};
+use crate::service::load::{LoadFigure, LoadKind, LoadTransport, StreamWaiting};
 use crate::service::many_streams::{ManyStreams, ManyStreamsFigure, ManyStreamsKind, MessageSizes};
 use crate::service::rusage::process_cpu_ns;
 
@@ -24,6 +24,18 @@ const TCP_ONE: &str = "tcp, blocking, one core";
 const TCP_SPINNING: &str = "tcp, spinning, two cores";
 const LOADED: &str = "service, loaded";
 const TCP_LOADED: &str = "tcp, blocking, two cores, loaded";
+const DIRECT: &str = "direct";
+const DIRECT_SPINNING: &str = "direct, spinning";
+const DIRECT_LOADED: &str = "direct, loaded";
+/// One stream over TCP, with buffers of the kernel's choice and of these sizes.
+const TCP_BUFFERS: [(&str, Option<u32>); 3] = [
+    (TCP, None),
+    ("tcp, buffers of 256 KiB", Some(256 << 10)),
+    ("tcp, buffers of 4 MiB", Some(4 << 20)),
+];
+/// The load of one stream, and the bytes of a send.
+const ONE_STREAM: &str = "one stream, 1 MiB sends";
+const STREAM_PIECE: usize = 1 << 20;
 
 fn of(arm: &'static str, x: u64) -> Expr<&'static str> {
     Expr::At(Point::at(arm, x), VALUE)
@@ -93,13 +105,15 @@ pub static VS_TCP: Case<&str> = Case {
         runs_on: PROCESSES,
         ..About::new(
             "service-vs-tcp",
-            "Request and response through two daemons, against TCP on loopback.",
+            "Request and response through two daemons and over the direct path, against TCP on loopback.",
             "Round trip of 64 bytes, one at a time: over the service with its default waiting and with both \
              applications asleep in poll(2) between messages, and over TCP with blocking and with spinning sockets. \
              The same under an open-loop load, measured from the time at which each message should have been sent \
              (median). Then rates over many connections, with the processor time of all processes for each byte: 300 \
-             connections of one thread at each end, which echoes with epoll; 200 threads at each end that exchange \
-             messages with blocking calls; and connections that last for one request, made one after the other.",
+             connections of one thread at each end, which waits in epoll(7) or with a poller of the service; 200 \
+             threads at each end that exchange messages with blocking calls; connections that last for one request, \
+             made one after the other; and one stream. Last, the same over the direct path: the applications share \
+             memory, as applications of one machine do where their daemons allow it.",
         )
     },
     table: || {
@@ -112,6 +126,7 @@ pub static VS_TCP: Case<&str> = Case {
             .cell("load", |point| point.load.into())
             .x("load [msg/s]")
             .value("median [ns]", VALUE)
+            .value("99th percentile [ns]", P99)
             .value("rate [B/s or 1/s]", RATE)
             .value("processor time [ns/B]", CPU)
             .median("low", move |point| measured(point).all(|spread| spread.low))
@@ -152,10 +167,44 @@ pub static VS_TCP: Case<&str> = Case {
             let over = of(LOADED, load) / of(TCP_LOADED, load);
             t.metric(format!("loaded_over_tcp_{load}_per_s"), over);
         }
+        for (key, ours, theirs) in [
+            ("direct_median_over_tcp_64b", DIRECT, TCP),
+            (
+                "direct_spinning_over_tcp_spinning_64b",
+                DIRECT_SPINNING,
+                TCP_SPINNING,
+            ),
+        ] {
+            t.metric(key, of(ours, 0) / of(theirs, 0));
+        }
+        t.metric("direct_64b_us", of(DIRECT, 0) / 1e3);
+        t.metric("direct_spinning_64b_us", of(DIRECT_SPINNING, 0) / 1e3);
+        for (load, name) in [(1000, "1k"), (5000, "5k")] {
+            for (quantity, suffix) in [(VALUE, ""), (P99, "_p99")] {
+                let at = |arm| Expr::At(Point::at(arm, load), quantity);
+                let over = at(DIRECT_LOADED) / at(TCP_LOADED);
+                t.metric(format!("direct_loaded_{name}_over_tcp{suffix}"), over);
+            }
+        }
+        let best = TCP_BUFFERS.map(|(arm, _)| many(arm, ONE_STREAM, RATE));
+        let best = || Expr::Highest(best.to_vec());
+        for (key, arm) in [("stream", SERVICE), ("direct_stream", DIRECT)] {
+            let rate = || many(arm, ONE_STREAM, RATE);
+            t.metric(format!("{key}_over_tcp"), rate() / best());
+            t.metric(format!("{key}_gb_per_s"), rate() / 1e9);
+        }
+        t.metric("tcp_stream_gb_per_s", best() / 1e9);
         for Many {
             name, key, unit, ..
         } in MANY
         {
+            let direct = format!("direct_{}", key.trim_start_matches("daemons_"));
+            let over = many(DIRECT, name, RATE) / many(TCP, name, RATE);
+            t.metric(format!("{direct}_over_tcp"), over);
+            t.metric(
+                format!("{direct}_{}", unit.0),
+                many(DIRECT, name, RATE) / unit.1,
+            );
             let rate = |arm| many(arm, name, RATE);
             t.metric(format!("{key}_over_tcp"), rate(SERVICE) / rate(TCP));
             t.metric(format!("{key}_{}", unit.0), rate(SERVICE) / unit.1);
@@ -167,11 +216,23 @@ pub static VS_TCP: Case<&str> = Case {
         t
     },
     measure: |bench, _, outcome| {
-        let mut points = grid("", &[SERVICE, ASLEEP, TCP, TCP_ONE, TCP_SPINNING], &[0]);
-        points.extend(grid("", &[LOADED, TCP_LOADED], &LOADS));
+        let alone = [
+            SERVICE,
+            ASLEEP,
+            TCP,
+            TCP_ONE,
+            TCP_SPINNING,
+            DIRECT,
+            DIRECT_SPINNING,
+        ];
+        let mut points = grid("", &alone, &[0]);
+        points.extend(grid("", &[LOADED, TCP_LOADED, DIRECT_LOADED], &LOADS));
         for load in MANY {
-            points.extend(grid(load.name, &[SERVICE, TCP], &[0]));
+            points.extend(grid(load.name, &[SERVICE, TCP, DIRECT], &[0]));
         }
+        points.extend(grid(ONE_STREAM, &[SERVICE, DIRECT], &[0]));
+        points.extend(grid(ONE_STREAM, &TCP_BUFFERS.map(|(arm, _)| arm), &[0]));
+        let mut direct = None;
         let sweep = Sweep::over("per s", OVERHEAD, Wall::from_secs(1));
         on_daemons(
             bench,
@@ -180,17 +241,40 @@ pub static VS_TCP: Case<&str> = Case {
             (points, sweep),
             |bench, served, point, time| {
                 let [here, there] = bench.testbed.cpus;
+                let is_direct = [DIRECT, DIRECT_SPINNING, DIRECT_LOADED].contains(&point.arm);
+                let served = match (is_direct, &mut direct) {
+                    (false, _) => served,
+                    (true, Some(direct)) => direct,
+                    (true, none) => none.insert(Daemons::start_direct(bench)?),
+                };
+                let buffers = TCP_BUFFERS.iter().find(|(arm, _)| *arm == point.arm);
+                let buffers = buffers.and_then(|(_, buffers)| *buffers);
                 let mut tcp = |cpu, spinning| {
                     let to = served.tcp(bench, cpu)?;
-                    Ok::<_, WorkloadError>(LoadTransport::Tcp { to, spinning })
+                    Ok::<_, WorkloadError>(LoadTransport::Tcp {
+                        to,
+                        spinning,
+                        buffers,
+                    })
                 };
                 let by = match point.arm {
-                    SERVICE | LOADED => served.streams(1, false),
-                    ASLEEP => served.streams(1, true),
+                    SERVICE | LOADED | DIRECT | DIRECT_LOADED => {
+                        served.streams(1, StreamWaiting::Adaptive)
+                    }
+                    ASLEEP => served.streams(1, StreamWaiting::Asleep),
+                    DIRECT_SPINNING => served.streams(1, StreamWaiting::Spinning),
                     TCP_ONE => tcp(here, false)?,
                     TCP_SPINNING => tcp(there, true)?,
                     _ => tcp(there, false)?,
                 };
+                if point.load == ONE_STREAM {
+                    let bulk = LoadKind::Bulk {
+                        size: STREAM_PIECE,
+                        lent: 0,
+                    };
+                    let rate = served.ask(bench, bulk, by, time.max(MANY_TIME))?;
+                    return Ok(Sample::of([(RATE, rate)]));
+                }
                 if let Some(load) = MANY.iter().find(|load| load.name == point.load) {
                     return ask_many(bench, served, load.what, by, time);
                 }
@@ -201,7 +285,9 @@ pub static VS_TCP: Case<&str> = Case {
                         per_second: load as f64,
                     },
                 };
-                Ok(served.ask(bench, what, by, time)?.into())
+                let found = served.ask_figure(bench, what, by, time)?;
+                let p99 = found.p99_ns.map(|p99| (P99, p99));
+                Ok(Sample::of([(VALUE, found.value)].into_iter().chain(p99)))
             },
         )
     },
@@ -240,6 +326,8 @@ fn notes() -> Vec<ArmNote> {
     let tcp = "TCP connections on loopback, TCP_NODELAY, between the two processors";
     let spinning =
         "TCP between the two processors, with nonblocking sockets that are read in a loop";
+    let direct = "streams of the service between two applications that share memory, with two daemons that have \
+                  nothing to do; both poll for a bounded time, yielding their processor to each other, and then sleep";
     let loaded = "the service; one thread sends at the given times, another receives";
     vec![
         arm(SERVICE, service, "adaptive", "5 each way"),
@@ -257,6 +345,31 @@ fn notes() -> Vec<ArmNote> {
             TCP_LOADED,
             "TCP; one thread sends at the given times, another receives",
             "block",
+            "2 each way",
+        ),
+        arm(
+            TCP_BUFFERS[1].0,
+            "TCP, with buffers of this size in the kernel",
+            "block",
+            "2",
+        ),
+        arm(
+            TCP_BUFFERS[2].0,
+            "TCP, with buffers of this size in the kernel",
+            "block",
+            "2",
+        ),
+        arm(DIRECT, direct, "adaptive", "2 each way"),
+        arm(
+            DIRECT_SPINNING,
+            "as direct; both applications poll without an end",
+            "poll",
+            "2 each way",
+        ),
+        arm(
+            DIRECT_LOADED,
+            "as direct; one thread sends at the given times, another receives",
+            "adaptive",
             "2 each way",
         ),
     ]
@@ -327,7 +440,7 @@ fn beside(
 ) -> Result<Sample, WorkloadError> {
     let (warm, run) = warm_and_run(time);
     let (cpu, limit) = (bench.testbed.cpus[0], time + HUNG);
-    let asking = |what, times| asking(what, served.streams(1, false), times);
+    let asking = |what, times| asking(what, served.streams(1, StreamWaiting::Adaptive), times);
     let pingpong = LoadKind::PingPong { size: SIZE };
     let bulk = LoadKind::Bulk {
         size: PIECE,
@@ -361,7 +474,7 @@ fn beside(
             let why = "the load in the background ended before the measured one";
             return Err(WorkloadError(why.to_owned()));
         }
-        beside.receive::<f64>(limit, bench.stop())?;
+        beside.receive::<LoadFigure>(limit, bench.stop())?;
     }
-    Ok(figure.into())
+    Ok(figure.value.into())
 }
