@@ -19,11 +19,11 @@
 //! | 448 | daemon | on the direct path: number, length and offset of the latest ring |
 //! | 512 | both | [descriptors](crate::descriptors), 32 bytes each |
 //!
-//! The offsets 160 to 176 and 200 are used only in [blocks of the direct path](crate::direct).
+//! The offsets 32, 160 to 176 and 200 are used only in [blocks of the direct path](crate::direct).
 //!
 //! Words that only one side writes share no cache line with words that the other side writes often.
 
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use headworks_shm::view::{CursorRef, WordRef};
 use headworks_shm::{EventCount, EventCountRef, View};
@@ -39,13 +39,13 @@ const EGRESS_TAIL: usize = 0;
 const TRANSFER: usize = 8;
 const RING_WANTED: usize = 16;
 const RING_LEFT: usize = 24;
+const RECEIVED: usize = 32;
 const EGRESS_HEAD: usize = 64;
 const INGRESS_TAIL: usize = 128;
 const STATUS: usize = 136;
 const INGRESS_RINGS: usize = 144;
 const EGRESS_RINGS: usize = 152;
 const DIVERSIONS: usize = 160;
-const RECEIVED: usize = 168;
 const CLOSED: usize = 176;
 const INGRESS_HEAD: usize = 192;
 const CONSUMED_THERE: usize = 200;
@@ -113,6 +113,12 @@ impl ControlBlock {
         self.view.word_ref(offset).expect("within the block")
     }
 
+    /// A word for one access. Unlike a [`WordRef`], it takes no reference to the memory, which costs more than the access.
+    #[inline]
+    fn at_once(&self, offset: usize) -> &AtomicU64 {
+        self.view.atomic_u64(offset).expect("within the block")
+    }
+
     pub(crate) fn tail(&self, way: Direction) -> CursorRef {
         self.cursor(match way {
             Direction::Egress => EGRESS_TAIL,
@@ -127,11 +133,18 @@ impl ControlBlock {
         })
     }
 
-    pub(crate) fn rings(&self, way: Direction) -> WordRef {
-        self.word(match way {
+    fn rings(&self, way: Direction) -> &AtomicU64 {
+        self.at_once(match way {
             Direction::Egress => EGRESS_RINGS,
             Direction::Ingress => INGRESS_RINGS,
         })
+    }
+
+    /// Number of the latest ring that was published.
+    #[inline]
+    pub(crate) fn latest_ring(&self, way: Direction) -> u64 {
+        // Pairs with the store in `publish_ring`.
+        self.rings(way).load(Ordering::Acquire)
     }
 
     pub(crate) fn descriptors(&self) -> Descriptors<'_> {
@@ -140,19 +153,19 @@ impl ControlBlock {
 
     /// Bytes of the stream that have arrived, as the writer says.
     pub(crate) fn arrived(&self) -> u64 {
-        self.tail(Direction::Ingress).observe()
+        self.at_once(INGRESS_TAIL).load(Ordering::Acquire)
     }
 
     /// Bytes of the stream that the reader has consumed, as it says.
     pub(crate) fn consumed(&self) -> u64 {
-        self.head(Direction::Ingress).observe()
+        self.at_once(INGRESS_HEAD).load(Ordering::Acquire)
     }
 
     /// The room that the daemon has made for what the application sends.
     pub(crate) fn room(&self) -> Room {
         Room {
-            freed: self.head(Direction::Egress).observe(),
-            ring: self.rings(Direction::Egress).load(Ordering::Acquire),
+            freed: self.at_once(EGRESS_HEAD).load(Ordering::Acquire),
+            ring: self.at_once(EGRESS_RINGS).load(Ordering::Acquire),
             direct: 0,
             direct_ring: 0,
         }
@@ -160,22 +173,23 @@ impl ControlBlock {
 
     /// On the direct path: how often the sender changed between that path and the daemons.
     pub(crate) fn diversions(&self) -> u64 {
-        self.word(DIVERSIONS).load(Ordering::Acquire)
+        self.at_once(DIVERSIONS).load(Ordering::Acquire)
     }
 
     /// For the sender: changes the path.
     pub(crate) fn set_diversions(&self, diversions: u64) {
-        self.word(DIVERSIONS).store(diversions, Ordering::Release);
+        self.at_once(DIVERSIONS)
+            .store(diversions, Ordering::Release);
     }
 
     /// On the direct path: whether the sender has closed the connection.
     pub(crate) fn is_closed(&self) -> bool {
-        self.word(CLOSED).load(Ordering::Acquire) != 0
+        self.at_once(CLOSED).load(Ordering::Acquire) != 0
     }
 
     /// For the sender: closes the connection.
     pub(crate) fn close(&self) {
-        self.word(CLOSED).store(1, Ordering::Release);
+        self.at_once(CLOSED).store(1, Ordering::Release);
     }
 
     /// On the direct path: bytes that the receiver has received through the daemons.
@@ -191,61 +205,61 @@ impl ControlBlock {
     /// For the daemon of the sender: bytes that it sent directly, and bytes that it received in any way. The applications
     /// may have written any numbers.
     pub fn direct_traffic(&self) -> (u64, u64) {
-        let sent = self.tail(Direction::Ingress).observe();
-        (sent, self.received().load(Ordering::Relaxed))
+        let received = self.at_once(RECEIVED).load(Ordering::Relaxed);
+        (self.arrived(), received)
     }
 
     /// For the application: asks for ring `number` of the direct path, of `len` bytes.
     pub(crate) fn want_ring(&self, number: u64, len: u32) {
         let word = number << 32 | u64::from(len);
-        self.word(RING_WANTED).store(word, Ordering::Release);
+        self.at_once(RING_WANTED).store(word, Ordering::Release);
     }
 
     /// For the daemon: the lower 32 bits of the number of the ring of the direct path that the application asks for, and its
     /// length.
     pub fn wanted_ring(&self) -> (u32, u32) {
-        let word = self.word(RING_WANTED).load(Ordering::Acquire);
+        let word = self.at_once(RING_WANTED).load(Ordering::Acquire);
         ((word >> 32) as u32, word as u32)
     }
 
     /// For the application: gives back the rings of the direct path before `number`.
     pub(crate) fn leave_rings(&self, number: u64) {
-        self.word(RING_LEFT).store(number, Ordering::Release);
+        self.at_once(RING_LEFT).store(number, Ordering::Release);
     }
 
     /// For the daemon: number of the first ring of the direct path that is in use.
     pub fn left_rings(&self) -> u64 {
-        self.word(RING_LEFT).load(Ordering::Acquire)
+        self.at_once(RING_LEFT).load(Ordering::Acquire)
     }
 
     /// For the daemon: hands out ring `number` of the direct path.
     pub fn offer_ring(&self, number: u64, ring: Extent) {
-        self.word(DIRECT_RING + 8)
+        self.at_once(DIRECT_RING + 8)
             .store(ring.len.into(), Ordering::Relaxed);
-        self.word(DIRECT_RING + 16)
+        self.at_once(DIRECT_RING + 16)
             .store(ring.offset, Ordering::Relaxed);
         // Pairs with the load in `offered_ring`.
-        self.word(DIRECT_RING).store(number, Ordering::Release);
+        self.at_once(DIRECT_RING).store(number, Ordering::Release);
     }
 
     /// For the application: number and memory of the latest ring of the direct path that the daemon handed out.
     pub(crate) fn offered_ring(&self) -> (u64, Extent) {
-        let number = self.word(DIRECT_RING).load(Ordering::Acquire);
-        let len = self.word(DIRECT_RING + 8).load(Ordering::Relaxed) as u32;
-        let offset = self.word(DIRECT_RING + 16).load(Ordering::Relaxed);
+        let number = self.at_once(DIRECT_RING).load(Ordering::Acquire);
+        let len = self.at_once(DIRECT_RING + 8).load(Ordering::Relaxed) as u32;
+        let offset = self.at_once(DIRECT_RING + 16).load(Ordering::Relaxed);
         let slab = 0;
         (number, Extent { slab, len, offset })
     }
 
     /// How the application wants its bytes carried. An unknown value counts as [`Transfer::Any`].
     pub fn transfer(&self) -> Transfer {
-        let code = self.word(TRANSFER).load(Ordering::Relaxed);
+        let code = self.at_once(TRANSFER).load(Ordering::Relaxed);
         Transfer::from_code(code)
     }
 
     /// For the application: sets how bytes are carried that the daemon has not sent yet, and all later ones.
     pub fn set_transfer(&self, transfer: Transfer) {
-        self.word(TRANSFER)
+        self.at_once(TRANSFER)
             .store(transfer as u64, Ordering::Relaxed);
     }
 
@@ -304,10 +318,9 @@ impl ControlBlock {
         let words = [ring.from(), shape, extent.offset];
         for (word, at) in words.into_iter().zip([0, 8, 16]) {
             let offset = Self::place(way, number) + at;
-            let to = self.view.atomic_u64(offset).expect("within the block");
-            to.store(word, Ordering::Relaxed);
+            self.at_once(offset).store(word, Ordering::Relaxed);
         }
-        // Pairs with the load in `published_ring`.
+        // Pairs with the load in `latest_ring`.
         self.rings(way).store(number, Ordering::Release);
     }
 
@@ -322,13 +335,12 @@ impl ControlBlock {
         way: Direction,
         number: u64,
     ) -> Result<Option<RingAnnouncement>, ContractError> {
-        if self.rings(way).load(Ordering::Acquire) < number {
+        if self.latest_ring(way) < number {
             return Ok(None);
         }
         let [from, shape, offset] = [0, 8, 16].map(|at| {
             let offset = Self::place(way, number) + at;
-            let word = self.view.atomic_u64(offset).expect("within the block");
-            word.load(Ordering::Relaxed)
+            self.at_once(offset).load(Ordering::Relaxed)
         });
         let extent = Extent {
             slab: (shape >> 32) as u32,

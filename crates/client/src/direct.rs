@@ -9,9 +9,9 @@
 //!
 //! | offset | written by | what |
 //! |---|---|---|
+//! | 32 | sender | bytes that it received in the other direction, for its daemon's statistics; the receiver never looks at this line |
 //! | 128 to 152, 192, 256, 264, 320 | both | as in a control block: tail, status and rings of the bytes, head, event counts |
 //! | 160 | sender | number of changes between the direct path and the daemons, see below |
-//! | 168 | sender | bytes that it received in the other direction, for its daemon's statistics |
 //! | 176 | sender | whether it has closed the connection |
 //! | 200 | receiver | bytes that it received through the daemons |
 //!
@@ -441,6 +441,18 @@ impl DirectReceiver {
             self.is_there = self.reader.available(&self.memory)? == 0 && !self.reader.is_withheld();
         }
         Ok(())
+    }
+
+    /// Copies and consumes bytes that lie in one ring, as most do. Returns 0 if there are none, or if
+    /// [`select`](Self::select) must decide.
+    #[inline]
+    pub(crate) fn read_in_ring(&mut self, into: &mut [u8]) -> usize {
+        let read = self.reader.read_in_ring(into);
+        if read > 0 {
+            // Bytes here are always the next ones.
+            self.is_there = false;
+        }
+        read
     }
 
     /// Tells the sender what was consumed. Returns how to wake it, if it waits for room.

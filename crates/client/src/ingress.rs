@@ -649,6 +649,34 @@ impl IngressReader {
         Ok(read)
     }
 
+    /// Copies and consumes bytes of a stream that has no descriptors, if they lie in the present ring and no other was
+    /// published. Returns 0 if there are none, or if [`read`](Self::read) must decide.
+    #[inline]
+    pub(crate) fn read_in_ring(&mut self, into: &mut [u8]) -> usize {
+        if self.come == self.at {
+            let come = self.tail.observe();
+            if come.wrapping_sub(self.at) > self.ring.len() {
+                return 0;
+            }
+            self.come = come;
+        }
+        let available = self.come - self.at;
+        let is_alone = self.next.is_none()
+            && self.claimed.is_none()
+            && self.block.latest_ring(Direction::Ingress) == self.number;
+        if !is_alone || available > self.ring.len() {
+            return 0;
+        }
+        let len = into.len().min(available as usize);
+        if len > 0 {
+            self.ring.read(self.in_line, &mut into[..len]);
+            self.at += len as u64;
+            self.in_line += len as u64;
+            self.head.publish(self.at);
+        }
+        len
+    }
+
     /// Consumes the next bytes, at most as many as were peeked at.
     ///
     /// # Panics

@@ -285,7 +285,8 @@ impl From<ServiceError> for io::Error {
             ServiceError::Refused(Refusal::Denied) => ErrorKind::PermissionDenied,
             ServiceError::Reset(_) => ErrorKind::ConnectionReset,
             ServiceError::Ended => ErrorKind::BrokenPipe,
-            ServiceError::WouldBlock => ErrorKind::WouldBlock,
+            // Frequent, so it takes no memory.
+            ServiceError::WouldBlock => return ErrorKind::WouldBlock.into(),
             ServiceError::Busy => ErrorKind::ResourceBusy,
             ServiceError::NotOwnAddress { .. } => ErrorKind::AddrNotAvailable,
             ServiceError::System { source, .. } => source.kind(),

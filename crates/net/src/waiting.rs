@@ -294,17 +294,17 @@ impl Waiter {
             if look(WaitPhase::Poll) {
                 return Ok(WakeReason::Ready);
             }
+            looks = looks.wrapping_add(1);
+            if !looks.is_multiple_of(self.looks_per_spin.get()) {
+                std::hint::spin_loop();
+                continue;
+            }
             let now = clock::now();
             if deadline.is_some_and(|deadline| now >= deadline) {
                 return Ok(WakeReason::Deadline);
             }
             match self.backoff.idle(now) {
                 BackoffAction::Spin => {
-                    looks = looks.wrapping_add(1);
-                    if !looks.is_multiple_of(self.looks_per_spin.get()) {
-                        std::hint::spin_loop();
-                        continue;
-                    }
                     self.spin_once();
                     let is_turn = self.spins.is_multiple_of(every) && !fds.is_empty();
                     if is_turn && poll_now(fds)? > 0 {

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
+use std::num::NonZeroU32;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -16,7 +17,7 @@ use headworks_client::session::Event;
 use headworks_client::socket_message::{Reply, Request};
 use headworks_client::{ContractError, Extent, Session};
 use headworks_net::packets::{PacketSocket, RecvOutcome};
-use headworks_net::waiting::PollHistory;
+use headworks_net::waiting::{PollHistory, SPIN_BUDGET};
 use headworks_net::{WaitPhase, Waiter, WakeReason, clock};
 use headworks_shm::fork::ForkGeneration;
 use headworks_shm::{EventCountRef, SharedSegment, View, WakeBy};
@@ -31,6 +32,10 @@ use super::{Refusal, ServiceError, system};
 
 /// How long the daemon has to answer a request that it can answer by itself, and to take packets from a full socket.
 pub(super) const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Looks at a direct connection after which a waiting thread yields its core. A look is much shorter than a yield, during
+/// which the thread sees nothing; and the peer may need this core.
+const DIRECT_LOOKS: NonZeroU32 = NonZeroU32::new(8).expect("not 0");
 
 /// The session as all its connections and threads share it.
 pub(super) struct SharedSession {
@@ -364,7 +369,7 @@ impl SharedSession {
         mut look: impl FnMut(LookFor<'_>) -> Result<Option<T>, ServiceError>,
     ) -> Result<T, ServiceError> {
         // Polls first: mostly that is enough.
-        if polls && let Some(found) = self.poll(sleeps_on.is_some(), deadline, &mut look)? {
+        if polls && let Some(found) = self.poll(sleeps_on, deadline, &mut look)? {
             return Ok(found);
         }
         let (on, waker) = match sleeps_on {
@@ -383,11 +388,14 @@ impl SharedSession {
     /// Polls for a short time. Returns `None` if the thread must sleep.
     fn poll<T>(
         &self,
-        is_on_connection: bool,
+        sleeps_on: Option<&SleepsOn>,
         deadline: Option<Instant>,
         look: &mut impl FnMut(LookFor<'_>) -> Result<Option<T>, ServiceError>,
     ) -> Result<Option<T>, ServiceError> {
         let mut waiter = Waiter::default();
+        if sleeps_on.is_some_and(|on| on.is_direct) {
+            waiter.set_polling(SPIN_BUDGET, DIRECT_LOOKS);
+        }
         loop {
             let mut found = Ok(None);
             let mut at = |phase| {
@@ -399,7 +407,7 @@ impl SharedSession {
             };
             // A connection's news are in its memory; whatever else the daemon says is handled before the thread sleeps.
             let mut fds = [PollFd::new(&self.socket, PollFlags::IN)];
-            let fds = if is_on_connection {
+            let fds = if sleeps_on.is_some() {
                 &mut []
             } else {
                 &mut fds[..]

@@ -663,6 +663,9 @@ impl Reader {
 impl StreamHalf<ReceiveHalf> {
     fn recv(&mut self, limits: &CallLimits, into: &mut [u8]) -> Result<usize, ServiceError> {
         self.wait(limits, |receiving| {
+            if let Some((len, wakes)) = receiving.recv_in_ring(into) {
+                return Ok((Some(len), wakes));
+            }
             // Read before receiving: bytes that arrived before a reset can still be received.
             let reset = receiving.status().reset;
             let (received, wakes) = receiving.recv(into)?;

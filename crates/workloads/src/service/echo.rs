@@ -201,7 +201,7 @@ impl<S: EchoSocket> EchoClient<S> {
 /// A connection that is echoed.
 struct Echoed<S> {
     socket: S,
-    /// Bytes received, of which the first `sent` were sent back.
+    /// Bytes received and not sent back, for lack of room; of these, the first `sent` were sent back since.
     pending: Vec<u8>,
     sent: usize,
 }
@@ -259,24 +259,39 @@ pub fn echo_all<S: EchoSocket>(context: &Context<S>, sockets: Vec<S>) -> Result<
 impl<S: EchoSocket> Echoed<S> {
     /// Sends back as much as possible. Returns `false` if the connection has ended.
     fn pass(&mut self, piece: &mut [u8]) -> Result<bool> {
+        self.sent += send(&mut self.socket, &self.pending[self.sent..])?;
+        if self.sent < self.pending.len() {
+            return Ok(true);
+        }
+        self.pending.clear();
+        self.sent = 0;
         loop {
-            while self.sent < self.pending.len() {
-                match self.socket.write(&self.pending[self.sent..]) {
-                    Ok(sent) => self.sent += sent,
-                    Err(error) if is_to_wait(&error) => return Ok(true),
-                    Err(error) => return Err(failed("sending back")(error)),
-                }
-            }
-            self.pending.clear();
-            self.sent = 0;
-            match self.socket.read(piece) {
+            let len = match self.socket.read(piece) {
                 Ok(0) => return Ok(false),
-                Ok(len) => self.pending.extend_from_slice(&piece[..len]),
+                Ok(len) => len,
                 Err(error) if is_to_wait(&error) => return Ok(true),
                 Err(error) => return Err(failed("receiving")(error)),
+            };
+            let sent = send(&mut self.socket, &piece[..len])?;
+            if sent < len {
+                self.pending.extend_from_slice(&piece[sent..len]);
+                return Ok(true);
             }
         }
     }
+}
+
+/// Sends as many of the bytes as there is room for. Returns their number.
+fn send(socket: &mut impl Write, bytes: &[u8]) -> Result<usize> {
+    let mut sent = 0;
+    while sent < bytes.len() {
+        match socket.write(&bytes[sent..]) {
+            Ok(more) => sent += more,
+            Err(error) if is_to_wait(&error) => break,
+            Err(error) => return Err(failed("sending back")(error)),
+        }
+    }
+    Ok(sent)
 }
 
 #[cfg(test)]
