@@ -10,7 +10,7 @@
 //! - [`AsyncReceiver`] has `recv`, which lends messages in place, and is a [`Stream`] of copies.
 //!
 //! With the feature `daemon`, [`AsyncStream`] and [`AsyncListener`] wrap a stream and a listener of the
-//! [`service`](crate::service). The rest of this page is about rings.
+//! [`service`](crate::service); [`AsyncReader`] and [`AsyncWriter`] are the two halves of a stream. The rest of this page is about rings.
 //!
 //! ```
 //! use headworks::asynchronous::{AsyncReceiver, AsyncSender};
@@ -99,6 +99,8 @@
 //! poll.
 
 #[cfg(feature = "daemon")]
+mod driver;
+#[cfg(feature = "daemon")]
 mod stream;
 mod waiter;
 
@@ -116,7 +118,7 @@ use tokio::task::coop::poll_proceed;
 
 use crate::blocking::{BlockingError, BlockingReceiver, BlockingSender, Received};
 #[cfg(feature = "daemon")]
-pub use stream::{AsyncListener, AsyncStream};
+pub use stream::{AsyncListener, AsyncReader, AsyncStream, AsyncWriter};
 use waiter::TaskWaiter;
 
 /// How often one poll arms, looks and finds a wake-up pending before it yields the thread to other tasks.

@@ -107,6 +107,8 @@ pub use datagrams::{Datagrams, MESSAGE_MAX, Message};
 pub use listener::Listener;
 pub use peeked::Peeked;
 pub use pending_connection::PendingConnection;
+#[cfg(feature = "tokio")]
+pub(crate) use poller::SessionRef;
 pub use poller::{Interest, PollEvent, PollWaker, Poller};
 pub use readiness_socket::Readiness;
 pub use remote_memory::{Export, RemoteOperation, RevokeError};

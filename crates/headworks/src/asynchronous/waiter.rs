@@ -9,8 +9,6 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
 use crate::blocking::{BlockingError, system};
-#[cfg(feature = "daemon")]
-use crate::service::Readiness;
 
 /// The descriptors of the ring and the control stream, registered with the runtime's reactor.
 pub(super) struct TaskWaiter {
@@ -19,18 +17,6 @@ pub(super) struct TaskWaiter {
     line_fd: AsyncFd<OwnedFd>,
     /// Whether the control stream has ended: the peer closed or died.
     gone: bool,
-}
-
-/// Registers the descriptor of a stream or a listener with the reactor.
-#[cfg(feature = "daemon")]
-pub(super) fn readiness_fd(
-    fd: Readiness,
-    interest: Interest,
-) -> std::io::Result<AsyncFd<Readiness>> {
-    // SAFETY: a `Readiness` stays open until its last clone is dropped, and refers to one descriptor all its life.
-    // The `AsyncFd` owns a clone.
-    let registered = unsafe { AsyncFd::register_with_interest(fd, interest) };
-    Ok(registered?)
 }
 
 /// Registers a copy of `fd` with the reactor.

@@ -4,8 +4,6 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
-#[cfg(feature = "tokio")]
-use super::readiness_socket::Readiness;
 use super::readiness_socket::ReadinessSocket;
 use super::shared_session::{Answer, SharedSession};
 use super::stream::Stream;
@@ -89,14 +87,6 @@ impl PendingConnection {
             }
             _ => Err(UNEXPECTED_ANSWER.into()),
         }
-    }
-}
-
-#[cfg(feature = "tokio")]
-impl PendingConnection {
-    /// Returns the descriptor, if the connection was not returned yet.
-    pub(crate) fn readiness(&self) -> Option<&Readiness> {
-        self.watch.as_ref().map(ReadinessSocket::readiness)
     }
 }
 

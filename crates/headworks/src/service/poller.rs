@@ -19,9 +19,13 @@ use slab::Slab;
 use super::shared_session::SharedSession;
 use super::{Listener, PendingConnection, Service, ServiceError, Stream, system};
 
+#[cfg(feature = "tokio")]
+mod for_tasks;
 mod poll_state;
 mod waker;
 
+#[cfg(feature = "tokio")]
+pub(crate) use for_tasks::SessionRef;
 use poll_state::PollState;
 pub(super) use poll_state::Polled;
 pub use waker::PollWaker;
@@ -193,6 +197,8 @@ struct PolledStream {
 struct PolledListener {
     number: u32,
     key: u64,
+    /// If only news are reported: packets of the session that were handled when it was reported last.
+    reported_at: Option<u64>,
 }
 
 impl fmt::Debug for Poller {
@@ -217,7 +223,10 @@ impl Poller {
     ///
     /// [`ServiceError::NoDaemon`], [`ServiceError::DaemonGone`], [`ServiceError::System`].
     pub fn new(service: &Service) -> Result<Self, ServiceError> {
-        let shared = service.0.session(None)?;
+        Self::of(service.0.session(None)?)
+    }
+
+    fn of(shared: Arc<SharedSession>) -> Result<Self, ServiceError> {
         let waker = Arc::new(PollerWaker::new()?);
         let watch = |errno: rustix::io::Errno| system("epoll")(errno.into());
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(watch)?;
@@ -326,12 +335,20 @@ impl Poller {
     /// [`ServiceError::OtherSession`].
     pub fn add_listener(&mut self, listener: &Listener, key: u64) -> Result<(), ServiceError> {
         self.check_session(listener.shared())?;
+        self.add_listener_as(listener, key, false);
+        Ok(())
+    }
+
+    fn add_listener_as(&mut self, listener: &Listener, key: u64, is_edge_triggered: bool) {
         let number = listener.number();
         self.listeners.retain(|one| one.number != number);
-        self.listeners.push(PolledListener { number, key });
+        self.listeners.push(PolledListener {
+            number,
+            key,
+            reported_at: is_edge_triggered.then_some(u64::MAX),
+        });
         // A connection may wait already.
         self.packets_seen = u64::MAX;
-        Ok(())
     }
 
     /// Removes a listener.
@@ -489,6 +506,8 @@ impl Poller {
                 self.streams[place].forget_reports();
                 self.unsettle(place);
             }
+            let reported_at = self.listeners.iter_mut().map(|one| &mut one.reported_at);
+            reported_at.flatten().for_each(|at| *at = u64::MAX);
         }
         Ok(())
     }
@@ -531,10 +550,15 @@ impl Poller {
             }
             !is_over
         });
-        for listener in &self.listeners {
+        for listener in &mut self.listeners {
             let waiting = state.incoming.get(&listener.number);
             let has_some = waiting.is_some_and(|waiting| !waiting.is_empty());
-            let is_told = events.iter().any(|event| event.key == listener.key);
+            let mut is_told = events.iter().any(|event| event.key == listener.key);
+            if (has_some || self.is_gone)
+                && let Some(reported_at) = &mut listener.reported_at
+            {
+                is_told |= std::mem::replace(reported_at, self.packets_seen) == self.packets_seen;
+            }
             if (has_some || self.is_gone) && !is_told {
                 events.push(PollEvent {
                     key: listener.key,
@@ -724,9 +748,12 @@ impl PolledStream {
     /// Whether there is room, as far as the stream's calls have not found otherwise.
     fn has_room(&mut self) -> bool {
         let mut blocked = self.state.blocked();
-        if blocked.is_some_and(|seen| seen == self.known.room_now()) {
-            // The next room is news.
-            self.is_room_reported = false;
+        let Some(seen) = *blocked else {
+            return true;
+        };
+        // A call has failed for lack of room since the last report: the next room is news.
+        self.is_room_reported = false;
+        if seen == self.known.room_now() {
             return false;
         }
         *blocked = None;

@@ -118,17 +118,17 @@ impl Stream {
 
     /// Returns this end's address and port.
     pub fn local_addr(&self) -> SocketAddr {
-        self.writer.connection.local
+        self.writer.local_addr()
     }
 
     /// Returns the other end's address and port.
     pub fn peer_addr(&self) -> SocketAddr {
-        self.writer.connection.peer
+        self.writer.peer_addr()
     }
 
     /// Whether the connection is direct: both ends are on this machine, and bytes go between them without the daemons.
     pub fn is_direct(&self) -> bool {
-        self.writer.connection.direct.is_some()
+        self.writer.is_direct()
     }
 
     /// Makes another handle of the same connection, with the same limits. From now on each call of either handle takes
@@ -261,11 +261,11 @@ impl Stream {
         self.writer.send(bytes)
     }
 
-    /// Whether bytes have arrived in memory that this process has not been handed yet.
+    /// Puts the two halves of a stream together again.
     #[cfg(feature = "tokio")]
-    pub(crate) fn awaits_memory(&mut self) -> bool {
-        let side = self.reader.cell.borrow();
-        side.half.is_withheld()
+    pub(crate) fn from_halves(reader: Reader, writer: Writer) -> Self {
+        debug_assert!(Arc::ptr_eq(&reader.connection, &writer.connection));
+        Self { writer, reader }
     }
 
     /// Sends bytes that are carried in a way of their own; see [`Writer::send_as`].
@@ -358,6 +358,31 @@ impl Stream {
         self.writer.end()
     }
 }
+
+/// Implements what both halves tell of their connection.
+macro_rules! addresses {
+    ($half:ident) => {
+        impl $half {
+            /// Returns this end's address and port.
+            pub fn local_addr(&self) -> SocketAddr {
+                self.connection.local
+            }
+
+            /// Returns the other end's address and port.
+            pub fn peer_addr(&self) -> SocketAddr {
+                self.connection.peer
+            }
+
+            /// Whether the connection is direct: see [`Stream::is_direct`].
+            pub fn is_direct(&self) -> bool {
+                self.connection.direct.is_some()
+            }
+        }
+    };
+}
+
+addresses!(Reader);
+addresses!(Writer);
 
 impl Writer {
     /// Sets the instant until which calls of this handle may wait; `None` for no limit. A call that reaches it fails

@@ -10,7 +10,7 @@ use crate::daemon::DaemonProcess;
 use crate::{LIMIT, connected};
 
 /// Calls `test` with a daemon whose connections go through it, and with one whose connections are direct.
-fn both_ways(test: impl Fn(&DaemonProcess)) {
+pub(super) fn both_ways(test: impl Fn(&DaemonProcess)) {
     for is_direct in [false, true] {
         test(&DaemonProcess::start_with(is_direct));
     }

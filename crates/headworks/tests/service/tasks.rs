@@ -11,6 +11,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use super::LIMIT;
 use super::daemon::DaemonProcess;
+use super::polling::both_ways;
 
 /// Runs a task, and what it spawns, on one thread. Panics if it hangs.
 fn run<F: Future<Output = ()>>(task: impl FnOnce() -> F + Send + 'static) {
@@ -51,7 +52,10 @@ async fn shutdown(stream: &mut AsyncStream) {
 /// Each side has to wait for the other, in both directions.
 #[test]
 fn tasks_exchange_more_than_the_buffers_hold() {
-    let daemon = DaemonProcess::start();
+    both_ways(tasks_exchange);
+}
+
+fn tasks_exchange(daemon: &DaemonProcess) {
     let service = daemon.attach();
     run(move || async move {
         let listener = service.listen(0, 8).expect("listens");
@@ -103,7 +107,10 @@ fn tasks_exchange_more_than_the_buffers_hold() {
 
 #[test]
 fn a_task_waits_for_room_until_the_peer_reads() {
-    let daemon = DaemonProcess::start();
+    both_ways(a_task_waits_for_room);
+}
+
+fn a_task_waits_for_room(daemon: &DaemonProcess) {
     let service = daemon.attach();
     run(move || async move {
         let listener = service.listen(0, 8).expect("listens");
