@@ -46,7 +46,7 @@ pub(crate) enum Command {
     /// Run the other process of the demonstration.
     #[command(hide = true)]
     DemoChild {
-        /// Its role: daemon, echo, check, drop, rings, tcp, unix or stdio.
+        /// Its role: daemon, direct-daemon, echo, echo-service, check, drop, rings, tcp, unix or stdio.
         role: String,
         /// Where it meets the first process: a name, a port or the path of a socket, depending on the role.
         place: String,

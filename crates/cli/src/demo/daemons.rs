@@ -26,12 +26,14 @@ pub(super) struct Daemons {
 }
 
 impl Daemons {
-    pub(super) fn start(demo: &Demo) -> anyhow::Result<Self> {
+    /// Starts both. Their applications use the direct path if `is_direct`: then both hosts count as one machine.
+    pub(super) fn start(demo: &Demo, is_direct: bool) -> anyhow::Result<Self> {
         let directory = tempfile::tempdir().context("the daemons' directory")?;
         let start = |host: usize, port: u16| {
             let at = SocketAddr::new(address(host), port).to_string();
             let socket = socket(directory.path(), host);
-            let args = ["daemon", &socket.to_string_lossy(), "--address", &at];
+            let role = if is_direct { "direct-daemon" } else { "daemon" };
+            let args = [role, &socket.to_string_lossy(), "--address", &at];
             let mut daemon = demo.spawn_on(&device(demo, host)?, &args)?;
             let port = demo.read_number(&mut daemon, "starting a daemon")?;
             anyhow::Ok((daemon, port))
@@ -89,7 +91,12 @@ fn device(demo: &Demo, host: usize) -> anyhow::Result<DeviceName> {
 }
 
 /// Runs a daemon in this process until the process that started it closes its standard input.
-pub(super) fn run_daemon(socket: &str, at: SocketAddr, device: &DeviceName) -> anyhow::Result<()> {
+pub(super) fn run_daemon(
+    socket: &str,
+    at: SocketAddr,
+    device: &DeviceName,
+    is_direct: bool,
+) -> anyhow::Result<()> {
     let interrupt = Interrupt::install().context("catching signals")?;
     let name = "starter".to_owned();
     let ends_with_starter = || {
@@ -110,7 +117,10 @@ pub(super) fn run_daemon(socket: &str, at: SocketAddr, device: &DeviceName) -> a
         ecn: None,
         resctrl: None,
         drain: Duration::ZERO,
-        daemon: DaemonLimits::default(),
+        daemon: DaemonLimits {
+            direct: is_direct,
+            ..DaemonLimits::default()
+        },
     };
     let mut shell = DaemonServer::open(headworks::open(device)?, &config)?;
     print_number(shell.port())?;

@@ -12,8 +12,8 @@ use headworks_workloads::service::echo::echo_all;
 use super::PATIENCE;
 use super::daemons::print_number;
 
-/// Echoes over `connections` connections of the service, and, when those have ended, over as many of TCP.
-pub(super) fn run(socket: &str, connections: usize) -> anyhow::Result<()> {
+/// Echoes over `connections` connections of the service, and, when those have ended, over as many of TCP if `has_tcp`.
+pub(super) fn run(socket: &str, connections: usize, has_tcp: bool) -> anyhow::Result<()> {
     let service = Service::attach(Path::new(socket), "demo-echo")?;
     let listener = service.listen(0, connections as u32)?;
     let tcp = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("TCP")?;
@@ -23,6 +23,9 @@ pub(super) fn run(socket: &str, connections: usize) -> anyhow::Result<()> {
     let until = || clock::now() + PATIENCE;
     let streams = (0..connections).map(|_| Ok(listener.accept_by(Some(until()))?));
     echo_all(&service, streams.collect::<anyhow::Result<Vec<_>>>()?)?;
+    if !has_tcp {
+        return Ok(());
+    }
     let accept = |_| {
         let stdin = std::io::stdin();
         let fds = [tcp.as_fd(), stdin.as_fd()];

@@ -1,5 +1,5 @@
-//! Many connections at once, through two daemons and, for comparison, over TCP: bytes there and back on all
-//! of them, each checked, then single messages of 64 bytes there and back.
+//! Many connections at once, through two daemons, on the direct path and, for comparison, over TCP: bytes there and back on
+//! all of them, each checked, then single messages of 64 bytes there and back.
 
 use std::io::ErrorKind;
 use std::net::{SocketAddr, TcpStream};
@@ -79,42 +79,18 @@ impl Demo {
             _ => CONNECTIONS_IBV,
         };
         print_line(&format!(
-            "\n4. {connections} connections between two applications, each on a host with a daemon, at once, compared with TCP:\n   \
-             bytes there and back on all of them, each checked, and {LEN} bytes there and back alone"
+            "\n4. {connections} connections between two applications at once: through the daemons of two hosts, direct as on one host,\n   \
+             and over TCP: bytes there and back on all of them, each checked, and {LEN} bytes there and back alone"
         ));
-        self.progress("starting two daemons");
-        let hosts = Daemons::start(self)?;
-        let socket = hosts.socket(1);
-        let many = connections.to_string();
-        let mut other = self.spawn(&["echo", &socket.to_string_lossy(), "--pieces", &many])?;
-        let mut port = || self.read_number(&mut other, "starting the other application");
-        let (port, port_tcp) = (port()?, port()?);
-
-        self.progress(&format!("measuring {connections} connections"));
-        let service = Service::attach(hosts.socket(0), "demo")?;
-        let to = SocketAddr::new(address(1), port);
-        let streams = (0..connections).map(|_| self.connect(&service, to));
-        let streams = streams.collect::<anyhow::Result<Vec<Stream>>>()?;
-        let (ours, streams) = self.measure_many(&service, streams, BYTES)?;
-        let queue_pairs = hosts.queue_pairs(self, 0)?;
-        drop((streams, service));
-
-        self.progress(&format!("measuring {connections} connections of TCP"));
-        let to = SocketAddr::new(address(0), port_tcp);
-        let streams = (0..connections).map(|_| self.connect_tcp(to));
-        let streams = streams.collect::<anyhow::Result<Vec<TcpStream>>>()?;
-        // TCP carries no more bytes than the service did.
-        let (theirs, streams) = self.measure_many(&(), streams, ours.bytes)?;
-        drop(streams);
-        self.finish(other, "the many connections")?;
-        hosts.end(self)?;
-
+        let (ours, queue_pairs) = self.many_by_daemons(connections)?;
+        let (direct, theirs) = self.many_direct(connections, ours.bytes)?;
         print_line(&format!(
             "   {:<14}{:>12}{:>13}{:>12}{:>12}{:>18}",
             "", "connections", "queue pairs", "bytes", "rate", "64 B and back"
         ));
         for (name, queue_pairs, found) in [
-            ("headworks", queue_pairs.to_string(), ours),
+            ("by daemons", queue_pairs.to_string(), ours),
+            ("direct", "–".to_owned(), direct),
             ("TCP loopback", "–".to_owned(), theirs),
         ] {
             print_line(&format!(
@@ -126,6 +102,72 @@ impl Demo {
             ));
         }
         Ok(())
+    }
+
+    /// Measures connections between two hosts. Returns the number of queue pairs too.
+    fn many_by_daemons(&self, connections: usize) -> anyhow::Result<(EchoRates, u64)> {
+        self.progress("starting two daemons");
+        let hosts = Daemons::start(self, false)?;
+        let many = connections.to_string();
+        let socket = hosts.socket(1);
+        let args = ["echo-service", &socket.to_string_lossy(), "--pieces", &many];
+        let mut other = self.spawn(&args)?;
+        let mut port = || self.read_number(&mut other, "starting the other application");
+        let (port, _) = (port()?, port()?);
+        self.progress(&format!("measuring {connections} connections"));
+        let service = Service::attach(hosts.socket(0), "demo")?;
+        let (ours, streams) = self.measure_service(&service, connections, port, BYTES)?;
+        let queue_pairs = hosts.queue_pairs(self, 0)?;
+        drop((streams, service));
+        self.finish(other, "the many connections")?;
+        hosts.end(self)?;
+        Ok((ours, queue_pairs))
+    }
+
+    /// Measures connections between two applications of one machine, on the direct path and then over TCP, with `bytes`
+    /// at most.
+    fn many_direct(
+        &self,
+        connections: usize,
+        bytes: u64,
+    ) -> anyhow::Result<(EchoRates, EchoRates)> {
+        self.progress("starting two daemons");
+        let hosts = Daemons::start(self, true)?;
+        let many = connections.to_string();
+        let socket = hosts.socket(1);
+        let mut other = self.spawn(&["echo", &socket.to_string_lossy(), "--pieces", &many])?;
+        let mut port = || self.read_number(&mut other, "starting the other application");
+        let (port, port_tcp) = (port()?, port()?);
+        self.progress(&format!("measuring {connections} direct connections"));
+        let service = Service::attach(hosts.socket(0), "demo")?;
+        let (direct, streams) = self.measure_service(&service, connections, port, bytes)?;
+        let is_direct = streams.iter().all(Stream::is_direct);
+        drop((streams, service));
+        if !is_direct {
+            return Err(anyhow!("some connections did not use the direct path"));
+        }
+        self.progress(&format!("measuring {connections} connections of TCP"));
+        let to = SocketAddr::new(address(0), port_tcp);
+        let streams = (0..connections).map(|_| self.connect_tcp(to));
+        let streams = streams.collect::<anyhow::Result<Vec<TcpStream>>>()?;
+        let (theirs, streams) = self.measure_many(&(), streams, bytes)?;
+        drop(streams);
+        self.finish(other, "the many connections")?;
+        hosts.end(self)?;
+        Ok((direct, theirs))
+    }
+
+    fn measure_service(
+        &self,
+        service: &Service,
+        connections: usize,
+        port: u16,
+        bytes: u64,
+    ) -> anyhow::Result<(EchoRates, Vec<Stream>)> {
+        let to = SocketAddr::new(address(1), port);
+        let streams = (0..connections).map(|_| self.connect(service, to));
+        let streams = streams.collect::<anyhow::Result<Vec<Stream>>>()?;
+        self.measure_many(service, streams, bytes)
     }
 
     fn connect(&self, service: &Service, to: SocketAddr) -> anyhow::Result<Stream> {

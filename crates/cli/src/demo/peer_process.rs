@@ -26,8 +26,10 @@ pub(crate) fn run(
     device: &DeviceName,
 ) -> anyhow::Result<()> {
     match role {
-        "daemon" => daemons::run_daemon(place, at.context("no address")?, device),
-        "echo" => echo::run(place, pieces),
+        "daemon" => daemons::run_daemon(place, at.context("no address")?, device, false),
+        "direct-daemon" => daemons::run_daemon(place, at.context("no address")?, device, true),
+        "echo" => echo::run(place, pieces, true),
+        "echo-service" => echo::run(place, pieces, false),
         "check" => {
             let mut sink = Hashed::new(io::sink());
             let bytes = receive(place, device, &mut sink)?;

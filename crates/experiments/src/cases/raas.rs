@@ -120,7 +120,7 @@ impl Daemons {
             });
         }
         let options = DaemonOptions {
-            config: "[limits]\ndirect = true\n".to_owned(),
+            is_direct: true,
             ..DaemonOptions::default()
         };
         let count = devices.len();

@@ -66,6 +66,8 @@ pub enum DaemonsError {
 pub struct Daemons {
     hosts: Vec<Host>,
     limits: DaemonLimits,
+    /// Whether the hosts count as one machine.
+    is_direct: bool,
     /// Port of the streams between daemons: the same on all hosts.
     port: u16,
     fabric: Fabric,
@@ -79,6 +81,7 @@ pub struct Daemons {
 pub struct DaemonsBuilder {
     hosts: Vec<HostConfig>,
     limits: DaemonLimits,
+    is_direct: bool,
     parent: PathBuf,
 }
 
@@ -144,6 +147,13 @@ impl DaemonsBuilder {
         self
     }
 
+    /// Has all hosts count as one machine: their applications may use the direct path, as `direct = true` in a daemon's
+    /// configuration has it. Without this, each host stands for a machine of its own, whatever the limits say.
+    pub fn direct(mut self) -> Self {
+        self.is_direct = true;
+        self
+    }
+
     /// Gives the daemon of a host the limits, the metrics endpoint and the sections `[ecn]` and `[resctrl]` of a
     /// configuration. It has no effect on what else the configuration sets.
     ///
@@ -194,6 +204,7 @@ impl DaemonsBuilder {
         let mut daemons = Daemons {
             hosts,
             limits: self.limits,
+            is_direct: self.is_direct,
             port: 0,
             fabric,
             directory,
@@ -242,6 +253,7 @@ impl Daemons {
         DaemonsBuilder {
             hosts: vec![HostConfig::default(); hosts],
             limits: DaemonLimits::default(),
+            is_direct: false,
             parent: std::env::temp_dir(),
         }
     }
@@ -406,7 +418,10 @@ impl Daemons {
             ecn: settings.ecn_hook().unwrap_or_default(),
             resctrl: settings.resctrl,
             drain: Duration::ZERO,
-            daemon: limits.unwrap_or(&self.limits).clone(),
+            daemon: DaemonLimits {
+                direct: self.is_direct,
+                ..limits.unwrap_or(&self.limits).clone()
+            },
         };
         let server = DaemonServer::open(device, &config)?;
         let port = server.port();

@@ -33,6 +33,8 @@ const PATIENCE: Duration = Duration::from_secs(20);
 pub struct DaemonOptions {
     /// Text of its configuration file.
     pub config: String,
+    /// Whether its applications may use the direct path. Else its host stands for a machine of its own.
+    pub is_direct: bool,
     /// Whether it hands out the memory of its receive pool in turn, instead of where it was released most recently.
     pub is_pool_in_turn: bool,
 }
@@ -59,6 +61,7 @@ pub(super) fn serve(
         resctrl: None,
         drain: headworks::verbs::Duration::ZERO,
         daemon: DaemonLimits {
+            direct: options.is_direct,
             is_pool_in_turn: options.is_pool_in_turn,
             ..settings.limits
         },

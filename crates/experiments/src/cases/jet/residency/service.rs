@@ -53,6 +53,7 @@ impl ServiceHosts {
             let receiving = DaemonOptions {
                 config,
                 is_pool_in_turn: pool == ServicePool::InTurn,
+                ..DaemonOptions::default()
             };
             let receiver = Receiver {
                 name: "receiver",
