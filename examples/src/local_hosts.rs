@@ -128,7 +128,11 @@ pub(crate) fn run_daemon(host: &str, port: &str, socket: &str, interrupt: &Inter
         ecn: None,
         resctrl: None,
         drain: Duration::ZERO,
-        daemon: DaemonLimits::default(),
+        daemon: DaemonLimits {
+            // Both hosts are this machine.
+            direct: true,
+            ..DaemonLimits::default()
+        },
     };
     let mut shell = DaemonServer::open(device, &config)?;
     say(format!("serving at port {}\n", shell.port()).as_bytes())?;
