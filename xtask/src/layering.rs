@@ -125,6 +125,7 @@ pub const ALLOWED: &[(&str, &[&str])] = &[
     ("headworks-soak", &["headworks"]),
     ("headworks-capi", &["headworks"]),
     ("headworks-examples", &["headworks"]),
+    ("headworks-examples-tasks", &["headworks", "headworks-examples"]),
     (
         "headworks-fuzz",
         &[

@@ -8,7 +8,7 @@
 //! the other tasks in between. Else it sleeps on the poller's descriptor.
 
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::{Context, Poll, Waker};
@@ -16,11 +16,11 @@ use std::task::{Context, Poll, Waker};
 use headworks_net::clock;
 use headworks_net::waiting::{PollHistory, SPIN_BUDGET};
 use slab::Slab;
-use tokio::io::Interest as Readiness;
 use tokio::io::unix::AsyncFd;
 use tokio::runtime::{Handle, Id};
 use tokio::task::yield_now;
 
+use super::waiter::readable_fd;
 use crate::service::{
     Interest, Listener, PendingConnection, PollEvent, PollWaker, Poller, ServiceError, SessionRef,
     Stream,
@@ -94,12 +94,8 @@ impl Driver {
             return Ok(driver);
         }
         let poller = session.poller()?;
-        let (waker, descriptor) = (poller.waker(), poller.descriptor());
-        // SAFETY: the descriptor stays open until its last clone is dropped, and refers to one description all its life.
-        // The `AsyncFd` owns a clone.
-        let registered =
-            unsafe { AsyncFd::register_with_interest(descriptor, Readiness::READABLE) };
-        let registered = registered.map_err(|error| reactor(error.into()))?;
+        let waker = poller.waker();
+        let registered = readable_fd(poller.as_fd()).map_err(reactor)?;
         let driver = Arc::new(Self {
             state: Mutex::new(DriverState {
                 poller,
@@ -172,7 +168,7 @@ impl Drop for End {
 }
 
 /// Runs a driver until nothing is registered with it any more.
-async fn drive(own: End, descriptor: AsyncFd<Arc<OwnedFd>>) {
+async fn drive(own: End, descriptor: AsyncFd<OwnedFd>) {
     let mut events = Vec::new();
     let mut history = PollHistory::default();
     let mut turn = |sleeps| match own.0.upgrade() {

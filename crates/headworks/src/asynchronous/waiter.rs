@@ -19,13 +19,17 @@ pub(super) struct TaskWaiter {
     gone: bool,
 }
 
-/// Registers a copy of `fd` with the reactor.
-fn async_fd(fd: BorrowedFd<'_>) -> Result<AsyncFd<OwnedFd>, BlockingError> {
-    let fd = fd.try_clone_to_owned().map_err(system("descriptor"))?;
+/// Registers a copy of `fd` with the reactor, to wait until it is readable.
+pub(super) fn readable_fd(fd: BorrowedFd<'_>) -> std::io::Result<AsyncFd<OwnedFd>> {
+    let fd = fd.try_clone_to_owned()?;
     // SAFETY: an `OwnedFd` stays open until it is dropped and refers to one descriptor all its life. The
     // `AsyncFd` owns it.
     let registered = unsafe { AsyncFd::register_with_interest(fd, Interest::READABLE) };
-    registered.map_err(|error| system("reactor")(error.into()))
+    Ok(registered?)
+}
+
+fn async_fd(fd: BorrowedFd<'_>) -> Result<AsyncFd<OwnedFd>, BlockingError> {
+    readable_fd(fd).map_err(system("reactor"))
 }
 
 impl TaskWaiter {

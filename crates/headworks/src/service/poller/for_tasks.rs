@@ -1,6 +1,5 @@
 //! What tasks of the tokio runtime need of a poller.
 
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use super::{PollEvent, Poller};
@@ -68,10 +67,5 @@ impl Poller {
         self.check_session(listener.shared())?;
         self.add_listener_as(listener, key, true);
         Ok(())
-    }
-
-    /// Returns the descriptor of the poller.
-    pub(crate) fn descriptor(&self) -> Arc<OwnedFd> {
-        self.epoll.clone()
     }
 }
