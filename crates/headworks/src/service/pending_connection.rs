@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use super::readiness_socket::ReadinessSocket;
 use super::shared_session::{Answer, SharedSession};
@@ -23,6 +23,8 @@ pub struct PendingConnection {
     is_over: bool,
     /// Present until the connection is established. `None` if a poller reports it.
     watch: Option<ReadinessSocket>,
+    /// Present until the connection is finished. A poller keeps a weak reference.
+    interest: Option<Arc<()>>,
 }
 
 impl PendingConnection {
@@ -36,6 +38,7 @@ impl PendingConnection {
             request,
             is_over: false,
             watch: Some(watch),
+            interest: Some(Arc::new(())),
         })
     }
 
@@ -50,6 +53,7 @@ impl PendingConnection {
             request,
             is_over: false,
             watch: None,
+            interest: Some(Arc::new(())),
         })
     }
 
@@ -60,6 +64,13 @@ impl PendingConnection {
     /// The request that is answered when the connection is established or has failed.
     pub(super) fn request(&self) -> u32 {
         self.request
+    }
+
+    /// Returns what a poller keeps to learn that nobody waits for this connection any more.
+    pub(super) fn interest(&self) -> Weak<()> {
+        self.interest
+            .as_ref()
+            .map_or_else(Weak::new, Arc::downgrade)
     }
 
     /// Returns the connection, in nonblocking mode, if it is established.
@@ -76,6 +87,7 @@ impl PendingConnection {
             return Ok(None);
         }
         self.is_over = true;
+        self.interest = None;
         match answer? {
             Some(Answer::Connected(connection)) => {
                 let mut stream = Stream::new(&self.shared, connection);

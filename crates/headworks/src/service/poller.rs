@@ -3,8 +3,8 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
 
 use headworks_client::connection::ConnectionShared;
 use headworks_client::control_block::Arrived;
@@ -166,8 +166,8 @@ pub struct Poller {
     /// Streams that were armed, and are looked at once more: a buffer.
     armed: Vec<usize>,
     listeners: Vec<PolledListener>,
-    /// Connections that are not established yet: their requests and keys.
-    pending: Vec<(u32, u64)>,
+    /// Connections that are not established yet.
+    pending: Vec<PolledPending>,
     /// Packets of the session that were handled when the listeners and pending connections were looked at.
     packets_seen: u64,
     are_sets_armed: bool,
@@ -199,6 +199,13 @@ struct PolledListener {
     key: u64,
     /// If only news are reported: packets of the session that were handled when it was reported last.
     reported_at: Option<u64>,
+}
+
+struct PolledPending {
+    request: u32,
+    key: u64,
+    /// Dropped once the connection was finished or abandoned.
+    interest: Weak<()>,
 }
 
 impl fmt::Debug for Poller {
@@ -359,7 +366,7 @@ impl Poller {
 
     /// Adds a connection that is not established yet, from [`Service::connect_polled`]. It is reported once, as writable,
     /// when [`PendingConnection::finish`] returns the connection or the reason why there is none. It leaves the poller
-    /// then. Add the connection itself by [`add`](Self::add).
+    /// then, or when it is finished or dropped before. Add the connection itself by [`add`](Self::add).
     ///
     /// # Errors
     ///
@@ -370,10 +377,21 @@ impl Poller {
         key: u64,
     ) -> Result<(), ServiceError> {
         self.check_session(pending.shared())?;
-        self.pending.push((pending.request(), key));
+        self.remove_pending(pending);
+        self.pending.push(PolledPending {
+            request: pending.request(),
+            key,
+            interest: pending.interest(),
+        });
         // The answer may have come already.
         self.packets_seen = u64::MAX;
         Ok(())
+    }
+
+    /// Removes a connection that is not established yet.
+    pub fn remove_pending(&mut self, pending: &PendingConnection) {
+        let request = pending.request();
+        self.pending.retain(|one| one.request != request);
     }
 
     /// Waits until something is ready, no longer than `timeout`, and puts the reports into `events`, which is cleared
@@ -538,11 +556,14 @@ impl Poller {
         }
         self.packets_seen = self.shared.packets();
         let state = self.shared.lock()?;
-        self.pending.retain(|&(request, key)| {
-            let is_over = self.is_gone || state.answers.contains_key(&request);
+        self.pending.retain(|pending| {
+            if pending.interest.strong_count() == 0 {
+                return false;
+            }
+            let is_over = self.is_gone || state.answers.contains_key(&pending.request);
             if is_over {
                 events.push(PollEvent {
-                    key,
+                    key: pending.key,
                     is_readable: false,
                     is_writable: true,
                     is_hung_up: self.is_gone,
@@ -748,13 +769,12 @@ impl PolledStream {
     /// Whether there is room, as far as the stream's calls have not found otherwise.
     fn has_room(&mut self) -> bool {
         let mut blocked = self.state.blocked();
-        let Some(seen) = *blocked else {
-            return true;
-        };
-        // A call has failed for lack of room since the last report: the next room is news.
-        self.is_room_reported = false;
-        if seen == self.known.room_now() {
-            return false;
+        if let Some(seen) = *blocked {
+            // The next room is news, also if it was made before this look.
+            self.is_room_reported = false;
+            if seen == self.known.room_now() {
+                return false;
+            }
         }
         *blocked = None;
         true

@@ -145,7 +145,55 @@ fn an_edge_triggered_stream_is_reported_once_for_each_arrival() {
         }
         assert_eq!(events, [writable(1)]);
         assert_eq!(reports_now(&mut poller), []);
+        // Also if the poller did not look between the failed call and the room.
+        let mut left = fill(&mut far);
+        while left > 0 {
+            left -= near.recv(&mut buffer).expect("receives");
+        }
+        assert_eq!(reports(&mut poller), [writable(1)]);
     });
+}
+
+#[test]
+fn a_connection_that_is_not_established_yet_is_reported_once() {
+    for is_direct in [false, true] {
+        let daemon = DaemonProcess::start_with(is_direct);
+        let service = daemon.attach();
+        let listener = service.listen(0, 8).expect("listens");
+        let to = listener.local_addr().expect("an address");
+        let mut poller = Poller::new(&service).expect("a poller");
+        let start = || service.connect_polled(to).expect("starts");
+        let mut first = start();
+        poller.add_pending(&first, 1).expect("adds");
+        poller.add_pending(&first, 2).expect("adds again");
+        assert_eq!(reports(&mut poller), [writable(2)]);
+        assert_eq!(reports_now(&mut poller), []);
+        assert!(first.finish().expect("no error").is_some());
+        // One that was finished, dropped or removed before is not reported.
+        let (mut second, third, fourth, fifth) = (start(), start(), start(), start());
+        for (pending, key) in [(&second, 3), (&third, 4), (&fourth, 5), (&fifth, 6)] {
+            poller.add_pending(pending, key).expect("adds");
+        }
+        let _connected = loop {
+            if let Some(stream) = second.finish().expect("no error") {
+                break stream;
+            }
+        };
+        drop(third);
+        poller.remove_pending(&fourth);
+        assert_eq!(reports(&mut poller), [writable(6)]);
+        drop((fourth, fifth));
+        assert_eq!(reports_now(&mut poller), []);
+        // Nor is it when the daemon is gone.
+        let quiet = service.listen(0, 1).expect("listens");
+        poller.add_listener(&quiet, 7).expect("adds");
+        drop(daemon);
+        let gone = PollEvent {
+            is_hung_up: true,
+            ..readable(7)
+        };
+        assert_eq!(reports(&mut poller), [gone]);
+    }
 }
 
 #[test]
