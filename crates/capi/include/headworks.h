@@ -12,6 +12,10 @@
  * finds nothing to do; such a call makes it unready. So call until EAGAIN, or
  * poll again.
  *
+ * With HW_NO_FD a connection or a listener has a number in place of a file
+ * descriptor. A poller reports such connections: see hw_poller_create().
+ * "Descriptor" below means both, unless it says "file descriptor".
+ *
  * Use the descriptor for nothing else. Other functions of the kernel see only
  * a local file that signals readiness. Many succeed on it, but break these
  * signals, have no effect on the connection, or return something that is not
@@ -89,6 +93,21 @@ extern "C" {
  * hw_set_transfer() says. See HW_TRANSFER_SEND and the others below. */
 #define HW_BY_SEND 0x2000000
 #define HW_BY_READ 0x4000000
+/* Flag of hw_connect(), hw_listen() and hw_accept(): what is made has no file
+ * descriptor. The number that is returned is at least 2^30, and only functions
+ * of this library know it. To poll(2) and close(2) it is invalid. It must not
+ * be passed to select(2) or FD_SET(), which would write beyond their sets.
+ *
+ * Calls with the number never wait, whatever the flags: they set EAGAIN. A
+ * poller reports when to call again. Only hw_fetch_add(), hw_compare_swap(), and
+ * hw_read() and hw_write() without HW_START wait. hw_connect() itself waits for
+ * the connection, unless HW_NONBLOCK is among the flags.
+ *
+ * Connections without a file descriptor use none of the process's file
+ * descriptors. Only they can be direct: with `direct = true` in the
+ * configuration of the daemons, applications of one machine exchange bytes
+ * without them, if neither end has a file descriptor. */
+#define HW_NO_FD 0x8000000
 /* Functions that take HW_NONBLOCK also take SOCK_CLOEXEC, and functions that
  * send or receive also take MSG_NOSIGNAL. Both change nothing: every
  * descriptor is close-on-exec, and no signal is ever raised. Every other flag
@@ -100,6 +119,26 @@ extern "C" {
 #define HW_TRANSFER_ANY 0
 #define HW_TRANSFER_SEND 1
 #define HW_TRANSFER_READ 2
+
+/* Events of pollers. They have the values of epoll(7).
+ *
+ * IN: there is something to receive, or a connection to accept; also at the
+ * end of the stream. OUT: there is room; also once a connection is made. HUP:
+ * the connection was reset or cannot be made, or the daemon is gone; reported
+ * whether asked for or not. ET, to ask for only: only news are reported, that
+ * is, bytes that arrived since the last report, and room that was made after a
+ * call had failed for lack of it. */
+#define HW_POLLIN 0x1u
+#define HW_POLLOUT 0x4u
+#define HW_POLLHUP 0x10u
+#define HW_POLLET 0x80000000u
+
+/* What a poller reports: events of the connection or listener that was added
+ * with `key`. */
+struct hw_poller_event {
+  uint64_t key;
+  uint32_t events;
+};
 
 /* Rights of the other end on memory that is exported to it. */
 #define HW_RIGHT_READ 1
@@ -166,12 +205,13 @@ int hw_listen(const struct sockaddr *at, socklen_t len, int backlog,
 
 /* Accepts the next connection; returns the new descriptor. `peer` and `len`
  * may be NULL; otherwise they are as for accept(2). HW_NONBLOCK applies to the
- * new descriptor, HW_DONTWAIT to this call. EINVAL: the descriptor is no
- * listener. ESHUTDOWN: the daemon is gone, is stopping or breaks its contract,
- * so this listener accepts nothing any more; close it. (Servers take
- * ECONNABORTED and EPROTO of accept(2) as errors of one connection, and go
- * on.) EMFILE: too few descriptors, here or at the daemon; the connection that
- * was to be accepted is reset. */
+ * new descriptor, HW_DONTWAIT to this call. With HW_NO_FD the connection has no
+ * file descriptor; it never has one if the listener has none. EINVAL: the
+ * descriptor is no listener. ESHUTDOWN: the daemon is gone, is stopping or
+ * breaks its contract, so this listener accepts nothing any more; close it.
+ * (Servers take ECONNABORTED and EPROTO of accept(2) as errors of one
+ * connection, and go on.) EMFILE: too few descriptors, here or at the daemon;
+ * the connection that was to be accepted is reset. */
 int hw_accept(int fd, struct sockaddr *peer, socklen_t *len, int flags);
 
 /* Gets the address of this end; for a listener and a socket for messages, the
@@ -198,7 +238,8 @@ ssize_t hw_recv(int fd, void *bytes, size_t len, int flags);
 /* Shows at most `max` bytes that have arrived, in place: sets `*at` to them
  * and returns their number; 0 at the end of the stream. They stay there and do
  * not change until they are released or hw_recv() takes them. They must not be
- * written to. Flag: HW_DONTWAIT. */
+ * written to. The bytes of a direct connection are copied first, because the
+ * other end could change them in place. Flag: HW_DONTWAIT. */
 ssize_t hw_recv_zero_copy(int fd, const void **at, size_t max, int flags);
 
 /* Releases the first `len` of the bytes that were shown last. EINVAL: fewer
@@ -271,8 +312,74 @@ int hw_close(int fd);
  * ETIMEDOUT means that the host did not answer. -1 (default): no deadline. */
 int hw_set_deadline(int fd, int64_t milliseconds);
 
-/* Sets whether calls with this descriptor fail with EAGAIN, not wait. */
+/* Sets whether calls with this descriptor fail with EAGAIN, not wait.
+ * EOPNOTSUPP: it has no file descriptor (HW_NO_FD), so its calls never wait. */
 int hw_set_nonblocking(int fd, int nonblocking);
+
+/* Returns 1 if a connection is direct, and 0 if its bytes go through daemons:
+ * see HW_NO_FD. ENOTCONN: the connection is not made yet. */
+int hw_is_direct(int fd);
+
+/* Makes a poller: it reports which of many connections and listeners of the
+ * attached daemon are ready. A report makes no system call, and takes time
+ * only for what is ready. Close the poller with hw_close().
+ *
+ * The poller is a file descriptor for poll(2), select(2) and epoll(7), so a
+ * program can wait for a poller and for other descriptors together. It is
+ * readable if hw_poller_wait() with a timeout of 0 would report something,
+ * after the last such call returned 0. Call that until it returns 0 before you
+ * sleep on the descriptor.
+ *
+ * EMFILE. */
+int hw_poller_create(void);
+
+/* Adds a connection or a listener that was made with HW_NO_FD. Its reports
+ * carry `key`. It is reported level-triggered, unless HW_POLLET is among
+ * `events`: in every hw_poller_wait() as long as an event lasts. A report may
+ * be spurious; the next call then sets EAGAIN. A call that receives fewer
+ * bytes than fit has received all that arrived.
+ *
+ * A listener is always level-triggered, and is reported only with HW_POLLIN. A
+ * connection that is still being made is reported once it is made, with
+ * HW_POLLOUT, and from then on as asked for. If it cannot be made, it is
+ * reported once, with HW_POLLOUT and HW_POLLHUP, and hw_finish() says why.
+ * SHUT_RD of hw_shutdown() is not reported.
+ *
+ * What hw_close() closes leaves its poller. Any thread may add, change, remove
+ * and close while another one waits.
+ *
+ * EEXIST: it is in a poller. EOPNOTSUPP: it has a file descriptor, or is
+ * neither a connection nor a listener. EINVAL: unknown events; or it is of
+ * another daemon than the poller, or the daemon restarted after one of the two
+ * was made. ENOTCONN: the connection cannot be made. EPROTO: the daemon is of
+ * an older version that serves no pollers. */
+int hw_poller_add(int poller, int fd, uint64_t key, uint32_t events);
+
+/* Changes key and events of what is in the poller. Events that last are
+ * reported again, also with HW_POLLET. ENOENT: it is not in this poller. */
+int hw_poller_modify(int poller, int fd, uint64_t key, uint32_t events);
+
+/* Removes a connection or a listener. Nothing that comes after is reported.
+ * ENOENT: it is not in this poller. */
+int hw_poller_remove(int poller, int fd);
+
+/* Waits until something is ready, but no longer than `timeout_ms`
+ * milliseconds, and writes at most `max` events. Returns their number; 0 once
+ * the time is over, or if hw_poller_wake() ended the wait. A timeout of 0 does
+ * not wait, and a negative one has no limit; hw_set_deadline() has no effect.
+ * At most one event of each connection is written. If more than `max` are
+ * ready, the next calls report the others before they report any of these
+ * again.
+ *
+ * If several threads wait with one poller, one of them waits and the others
+ * take turns after it. A closed poller sets EBADF. EINVAL: `max` is less than
+ * 1. */
+int hw_poller_wait(int poller, struct hw_poller_event *events, int max,
+                   int timeout_ms);
+
+/* Ends the poller's current hw_poller_wait(), or the next one. Any thread may
+ * call it. */
+int hw_poller_wake(int poller);
 
 /* Allocates memory that can be lent, exported, and used by hw_read() and
  * hw_write(). Its initial content is undefined: it may be anything that this

@@ -33,6 +33,10 @@ pub(crate) enum Error {
     ListenerOver(ServiceError),
     /// The descriptor is of a kind that the call does not support.
     NotOfThisKind,
+    /// A poller takes only what has no file descriptor.
+    HasFd,
+    /// A handle without a file descriptor cannot be made blocking.
+    NeverWaits,
     /// The memory is lent, exported, or in use by another call.
     Busy,
     /// The library panicked.
@@ -65,7 +69,7 @@ impl Error {
             Self::NotConnected => c::ENOTCONN,
             Self::NoDestination => c::EDESTADDRREQ,
             Self::ListenerOver(_) => c::ESHUTDOWN,
-            Self::NotOfThisKind => c::EOPNOTSUPP,
+            Self::NotOfThisKind | Self::HasFd | Self::NeverWaits => c::EOPNOTSUPP,
             Self::Busy => c::EBUSY,
             Self::Bug => c::EIO,
             Self::Service(error) => match error {
@@ -95,7 +99,11 @@ impl Error {
                 ServiceError::Busy => c::EBUSY,
                 ServiceError::NotOwnAddress { .. } => c::EADDRNOTAVAIL,
                 ServiceError::TooLong(_) => c::EMSGSIZE,
-                ServiceError::Loan { .. } | ServiceError::ForeignMemory => c::EINVAL,
+                ServiceError::Loan { .. }
+                | ServiceError::ForeignMemory
+                | ServiceError::OtherSession => c::EINVAL,
+                ServiceError::InPoller => c::EEXIST,
+                ServiceError::NotInPoller => c::ENOENT,
                 ServiceError::Operation(outcome) => match outcome {
                     Outcome::NoExport => c::ENXIO,
                     Outcome::OutOfBounds => c::ERANGE,
@@ -134,6 +142,8 @@ impl std::fmt::Display for Error {
                 return write!(f, "the listener accepts nothing any more: {error}");
             }
             Self::NotOfThisKind => "the descriptor is of another kind",
+            Self::HasFd => "it has a file descriptor to poll: make it with HW_NO_FD",
+            Self::NeverWaits => "calls never wait for what was made with HW_NO_FD",
             Self::Busy => "the memory is lent, exported, or in use by another call",
             Self::Bug => "headworks has a bug: it panicked",
         }
@@ -219,6 +229,9 @@ mod tests {
             (silent, c::ETIMEDOUT),
             (Of::WouldBlock, c::EAGAIN),
             (Of::TooLong(2_000_000), c::EMSGSIZE),
+            (Of::OtherSession, c::EINVAL),
+            (Of::InPoller, c::EEXIST),
+            (Of::NotInPoller, c::ENOENT),
             (Of::Operation(Outcome::NoExport), c::ENXIO),
             (Of::Operation(Outcome::OutOfBounds), c::ERANGE),
             (Of::Operation(Outcome::Denied), c::EACCES),
@@ -238,6 +251,8 @@ mod tests {
             (Error::NoDestination, c::EDESTADDRREQ),
             (Error::ListenerOver(Of::DaemonGone), c::ESHUTDOWN),
             (Error::NotOfThisKind, c::EOPNOTSUPP),
+            (Error::HasFd, c::EOPNOTSUPP),
+            (Error::NeverWaits, c::EOPNOTSUPP),
             (Error::Busy, c::EBUSY),
             (Error::Bug, c::EIO),
         ];

@@ -24,7 +24,7 @@ use crate::handle::{Handle, Kind, WaitMode};
 use crate::lease::{self, Lease, LeasePurpose};
 use crate::library::{self, call};
 use crate::remote::{self, Copy, CopyDirection};
-use crate::{connection, raw, sockets};
+use crate::{connection, poller, raw, sockets};
 
 // These flags have the values of sockets. So a caller's socket flag means the same here, or the call refuses it.
 const NONBLOCK: c_int = libc::SOCK_NONBLOCK;
@@ -32,6 +32,7 @@ const DONTWAIT: c_int = libc::MSG_DONTWAIT;
 const START: c_int = 0x100_0000;
 const BY_SEND: c_int = 0x200_0000;
 const BY_READ: c_int = 0x400_0000;
+const NO_FD: c_int = 0x800_0000;
 // These two ask for what the library does anyway: it raises no signal, and its descriptors are close-on-exec.
 const NOSIGNAL: c_int = libc::MSG_NOSIGNAL;
 const CLOEXEC: c_int = libc::SOCK_CLOEXEC;
@@ -152,10 +153,10 @@ unsafe extern "C" fn hw_attach(socket_path: *const c_char, name: *const c_char) 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn hw_connect(to: *const sockaddr, len: socklen_t, flags: c_int) -> c_int {
     call(-1, || {
-        only(flags, NONBLOCK | CLOEXEC)?;
+        only(flags, NONBLOCK | CLOEXEC | NO_FD)?;
         // SAFETY: see the module.
         let to = unsafe { raw::address(to, len) }?;
-        connection::connect(to, flags & NONBLOCK != 0)
+        connection::connect(to, flags & NONBLOCK != 0, flags & NO_FD == 0)
     })
 }
 
@@ -176,12 +177,12 @@ unsafe extern "C" fn hw_listen(
     flags: c_int,
 ) -> c_int {
     call(-1, || {
-        only(flags, NONBLOCK | CLOEXEC)?;
+        only(flags, NONBLOCK | CLOEXEC | NO_FD)?;
         // SAFETY: see the module.
         let at = unsafe { raw::address(at, len) }?;
         // As on Linux: less than 0 is the most, and 0 is one.
         let backlog = u32::try_from(backlog).unwrap_or(BACKLOG_MAX).max(1);
-        connection::listen(at, backlog, flags & NONBLOCK != 0)
+        connection::listen(at, backlog, flags & NONBLOCK != 0, flags & NO_FD == 0)
     })
 }
 
@@ -194,11 +195,12 @@ unsafe extern "C" fn hw_accept(
 ) -> c_int {
     call(-1, || {
         let handle = Handle::of(fd)?;
-        only(flags, NONBLOCK | CLOEXEC | DONTWAIT)?;
+        only(flags, NONBLOCK | CLOEXEC | DONTWAIT | NO_FD)?;
         if !peer.is_null() {
             there(len)?;
         }
-        let (accepted, address) = handle.accept(waits(flags), flags & NONBLOCK != 0)?;
+        let (accepted, address) =
+            handle.accept(waits(flags), flags & NONBLOCK != 0, flags & NO_FD == 0)?;
         if !peer.is_null() {
             // SAFETY: see the module.
             unsafe { raw::put_address(address, peer, len) };
@@ -216,6 +218,7 @@ unsafe extern "C" fn hw_getsockname(fd: c_int, at: *mut sockaddr, len: *mut sock
             Kind::Port(port) => port.address(),
             Kind::Socket(socket) => socket.address(),
             Kind::Connection(_) => handle.addresses()?[0],
+            Kind::Poller(_) => return Err(Error::NotOfThisKind),
         };
         // SAFETY: see the module.
         unsafe { raw::put_address(address, at, len) };
@@ -231,6 +234,7 @@ unsafe extern "C" fn hw_getpeername(fd: c_int, at: *mut sockaddr, len: *mut sock
         let address = match handle.kind() {
             Kind::Port(_) | Kind::Socket(_) => return Err(Error::NotConnected),
             Kind::Connection(_) => handle.addresses()?[1],
+            Kind::Poller(_) => return Err(Error::NotOfThisKind),
         };
         // SAFETY: see the module.
         unsafe { raw::put_address(address, at, len) };
@@ -422,6 +426,7 @@ extern "C" fn hw_shutdown(fd: c_int, how: c_int) -> c_int {
 extern "C" fn hw_close(fd: c_int) -> c_int {
     call(-1, || {
         let handle = Handle::close(fd)?;
+        poller::leave(&handle);
         lease::abandon(&handle);
         Ok(0)
     })
@@ -446,7 +451,71 @@ extern "C" fn hw_set_deadline(fd: c_int, milliseconds: i64) -> c_int {
 #[unsafe(no_mangle)]
 extern "C" fn hw_set_nonblocking(fd: c_int, nonblocking: c_int) -> c_int {
     call(-1, || {
-        Handle::of(fd)?.set_nonblocking(nonblocking != 0);
+        let handle = Handle::of(fd)?;
+        handle.set_nonblocking(nonblocking != 0).map(|()| 0)
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn hw_is_direct(fd: c_int) -> c_int {
+    call(-1, || Ok(c_int::from(Handle::of(fd)?.is_direct()?)))
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn hw_poller_create() -> c_int {
+    call(-1, poller::create)
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn hw_poller_add(poller: c_int, fd: c_int, key: u64, events: u32) -> c_int {
+    call(-1, || {
+        let (poller, handle) = (Handle::of(poller)?, Handle::of(fd)?);
+        poller::add(&poller, &handle, key, events).map(|()| 0)
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn hw_poller_modify(poller: c_int, fd: c_int, key: u64, events: u32) -> c_int {
+    call(-1, || {
+        let (poller, handle) = (Handle::of(poller)?, Handle::of(fd)?);
+        poller::modify(&poller, &handle, key, events).map(|()| 0)
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn hw_poller_remove(poller: c_int, fd: c_int) -> c_int {
+    call(-1, || {
+        let (poller, handle) = (Handle::of(poller)?, Handle::of(fd)?);
+        poller::remove(&poller, &handle).map(|()| 0)
+    })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn hw_poller_wait(
+    poller: c_int,
+    events: *mut poller::Event,
+    max: c_int,
+    timeout_ms: c_int,
+) -> c_int {
+    call(-1, || {
+        let handle = Handle::of(poller)?;
+        let poller = handle.poller()?;
+        let events = there(events)?;
+        let max = usize::try_from(max).ok().filter(|max| *max > 0);
+        let max = max.ok_or(Error::Invalid("max must be at least 1"))?;
+        // SAFETY: `events` is not null, so the caller guarantees room for `max` events; a `c_int` of them is less than
+        // a slice may have. See the module.
+        let into = unsafe { std::slice::from_raw_parts_mut(events.cast(), max) };
+        let timeout = u64::try_from(timeout_ms).ok();
+        let timeout = timeout.map(std::time::Duration::from_millis);
+        Ok(poller.wait(&handle, into, timeout)? as c_int)
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn hw_poller_wake(poller: c_int) -> c_int {
+    call(-1, || {
+        Handle::of(poller)?.poller()?.wake();
         Ok(0)
     })
 }

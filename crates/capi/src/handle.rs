@@ -17,10 +17,15 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd};
 
 use crate::connection::{Connection, Port};
 use crate::error::{Error, system};
+use crate::poller::Poller;
 use crate::sockets::Socket;
 
 /// First and longest pause between two attempts, for events that no descriptor signals.
 const PAUSES: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(16)];
+
+/// First of the numbers of handles without a file descriptor. The kernel gives no file such a number: the table of a
+/// process's files would take 8 GiB.
+const WITHOUT_FD: RawFd = 1 << 30;
 
 /// All handles that C knows, by number.
 static TABLE: Mutex<BTreeMap<RawFd, Arc<Handle>>> = Mutex::new(BTreeMap::new());
@@ -33,11 +38,14 @@ pub(crate) enum Kind {
     Connection(Box<Connection>),
     /// A port that sends and receives messages.
     Socket(Box<Socket>),
+    /// A poller of ports and connections.
+    Poller(Box<Poller>),
 }
 
 /// A descriptor that C knows of.
 pub(crate) struct Handle {
     kind: Kind,
+    /// The file descriptor. Without one, a number of at least [`WITHOUT_FD`].
     number: RawFd,
     /// Unique among all handles of this process, past and future.
     id: u64,
@@ -97,6 +105,27 @@ impl Handle {
         number
     }
 
+    /// Makes a handle without a file descriptor, whose calls never wait. Enters it in the table, and returns the number
+    /// that the C program uses.
+    pub(crate) fn open_without_fd(kind: Kind) -> RawFd {
+        static NEXT: Mutex<RawFd> = Mutex::new(WITHOUT_FD);
+        let mut next = locked(&NEXT);
+        let mut table = locked(&TABLE);
+        // A number is used again as late as possible, so that a stale one is found out.
+        while table.contains_key(&*next) {
+            *next = following(*next);
+        }
+        let number = *next;
+        *next = following(number);
+        table.insert(number, Arc::new(Self::new(kind, number, true)));
+        number
+    }
+
+    /// Whether the number is a file descriptor of the kernel.
+    pub(crate) fn has_fd(&self) -> bool {
+        self.number < WITHOUT_FD
+    }
+
     /// The handle with number `number`.
     pub(crate) fn of(number: RawFd) -> Result<Arc<Self>, Error> {
         let table = locked(&TABLE);
@@ -132,12 +161,16 @@ impl Handle {
     pub(crate) fn connection(&self) -> Result<&Connection, Error> {
         match &self.kind {
             Kind::Connection(connection) => Ok(connection),
-            Kind::Port(_) | Kind::Socket(_) => Err(Error::NotOfThisKind),
+            Kind::Port(_) | Kind::Socket(_) | Kind::Poller(_) => Err(Error::NotOfThisKind),
         }
     }
 
-    pub(crate) fn set_nonblocking(&self, is_nonblocking: bool) {
+    pub(crate) fn set_nonblocking(&self, is_nonblocking: bool) -> Result<(), Error> {
+        if !self.has_fd() && !is_nonblocking {
+            return Err(Error::NeverWaits);
+        }
         self.is_nonblocking.store(is_nonblocking, Ordering::Relaxed);
+        Ok(())
     }
 
     pub(crate) fn set_deadline(&self, deadline: Option<Instant>) {
@@ -194,16 +227,19 @@ impl Handle {
             };
             let mut fds = vec![PollFd::new(&*wake, PollFlags::IN)];
             let mut until = self.deadline();
-            match (way, &self.kind) {
-                (WaitFor::Answer, _) => {
+            match (way, &self.kind, self.fd()) {
+                (WaitFor::Answer, ..) | (WaitFor::In | WaitFor::Out, _, None) => {
                     until = until.min(clock::now() + pause);
                     pause = longest.min(pause.times(2));
                 }
-                (WaitFor::Room, Kind::Socket(socket)) => {
+                (WaitFor::Room, Kind::Socket(socket), _) => {
                     fds.push(PollFd::new(socket.room(), PollFlags::IN));
                 }
-                (WaitFor::In, _) => fds.push(PollFd::new(self, PollFlags::IN)),
-                (WaitFor::Out | WaitFor::Room, _) => fds.push(PollFd::new(self, PollFlags::OUT)),
+                (WaitFor::In, _, Some(fd)) => fds.push(PollFd::from_borrowed_fd(fd, PollFlags::IN)),
+                (WaitFor::Out | WaitFor::Room, _, Some(fd)) => {
+                    fds.push(PollFd::from_borrowed_fd(fd, PollFlags::OUT));
+                }
+                (WaitFor::Room, _, None) => return Err(Error::NotOfThisKind),
             }
             let woken = waiter.wait_polling(&mut fds, Some(until), &mut look);
             if let Some(found) = found {
@@ -241,6 +277,11 @@ impl Drop for RegisteredWaiter<'_> {
         // A wake-up for this wait must not end the next one.
         empty(self.wake);
     }
+}
+
+/// The number after `number`, for handles without a file descriptor.
+fn following(number: RawFd) -> RawFd {
+    number.checked_add(1).unwrap_or(WITHOUT_FD)
 }
 
 fn empty(wake: &OwnedFd) {

@@ -11,11 +11,12 @@
 //! | `handle` | descriptors and what they stand for; waiting |
 //! | `connection` | streams, and ports that listen for them |
 //! | `sockets` | sockets for messages |
+//! | `poller` | which of many streams and ports without file descriptors are ready |
 //! | `lease` | memory from `hw_alloc`, and its current owner |
 //! | `remote` | operations on memory of the peer |
 //!
 //! No call of the service blocks here. Each is tried while only the connection's lock is held, and tried
-//! again once the descriptor is ready. So one thread may receive while another sends, and a thread that
+//! again once the descriptor is ready. Without a file descriptor calls do not wait, but for a poller. So one thread may receive while another sends, and a thread that
 //! closes a descriptor wakes the threads that wait for it.
 #![deny(unsafe_code)]
 
@@ -25,6 +26,7 @@ mod exports;
 mod handle;
 mod lease;
 mod library;
+mod poller;
 mod raw;
 mod remote;
 mod sockets;

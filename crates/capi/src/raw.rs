@@ -4,7 +4,7 @@
 use std::ffi::c_int;
 use std::mem::size_of;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::BorrowedFd;
 
 use libc::{sockaddr, sockaddr_in, sockaddr_in6, socklen_t};
 
@@ -26,11 +26,14 @@ pub(crate) fn at_fork_in_child(handler: extern "C" fn()) {
     let _ = unsafe { libc::pthread_atfork(None, None, Some(handler)) };
 }
 
-impl AsFd for Handle {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        // SAFETY: the descriptor belongs to the stream, listener or socket inside, which stays open for as
-        // long as the handle is borrowed.
-        unsafe { BorrowedFd::borrow_raw(self.number()) }
+impl Handle {
+    /// Returns the file descriptor, if there is one.
+    pub(crate) fn fd(&self) -> Option<BorrowedFd<'_>> {
+        self.has_fd().then(|| {
+            // SAFETY: the descriptor belongs to the stream, listener or socket inside, which stays open for as
+            // long as the handle is borrowed. A descriptor of a poller may be closed before; no call uses it.
+            unsafe { BorrowedFd::borrow_raw(self.number()) }
+        })
     }
 }
 

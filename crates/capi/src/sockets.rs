@@ -53,7 +53,7 @@ impl Handle {
     pub(crate) fn socket(&self) -> Result<&Socket, Error> {
         match self.kind() {
             Kind::Socket(socket) => Ok(socket),
-            Kind::Port(_) | Kind::Connection(_) => Err(Error::NotOfThisKind),
+            Kind::Port(_) | Kind::Connection(_) | Kind::Poller(_) => Err(Error::NotOfThisKind),
         }
     }
 

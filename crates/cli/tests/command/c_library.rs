@@ -9,7 +9,7 @@ use std::sync::OnceLock;
 use rustix::process::Signal;
 
 use crate::daemon::{Daemons, locked};
-use crate::test_env::{CommandProcess, until};
+use crate::test_env::{CommandProcess, TestEnv, until};
 
 /// The strictest flags of C compilers.
 const STRICT: [&str; 5] = ["-std=c11", "-Wall", "-Wextra", "-Werror", "-pedantic"];
@@ -133,20 +133,50 @@ fn passes(name: &str) {
     passes_while(name, |_, _| {});
 }
 
+/// Does what [`passes`] does, with daemons whose connections go through them, and with daemons that make direct ones.
+fn passes_both_ways(name: &str) {
+    passes_between(name, Daemons::start, "0", |_, _| {});
+    passes_between(name, start_direct, "1", |_, _| {});
+}
+
+/// Starts daemons that make direct connections.
+fn start_direct() -> Daemons {
+    let mut daemons = Daemons {
+        fabric: TestEnv::new(),
+        sides: Vec::new(),
+    };
+    let config = daemons.fabric.file("direct.toml");
+    std::fs::write(&config, "[limits]\ndirect = true\n").expect("a file");
+    let config = config.display().to_string();
+    let sides = (0..2).map(|host| daemons.daemon_with(host, &["--config", &config]));
+    daemons.sides = sides.collect();
+    daemons
+}
+
 /// Does what [`passes`] does, while `does` acts on the daemons and on the program's standard input and
 /// output.
 fn passes_while(name: &str, does: impl FnOnce(&mut Daemons, &mut Child)) {
+    passes_between(name, Daemons::start, "0", does);
+}
+
+fn passes_between(
+    name: &str,
+    start: impl FnOnce() -> Daemons,
+    is_direct: &str,
+    does: impl FnOnce(&mut Daemons, &mut Child),
+) {
     let Some(programs) = Programs::new() else {
         return;
     };
     let program = programs.compile(&format!("tests/{name}.c"));
     let _one = locked();
-    let mut daemons = Daemons::start();
+    let mut daemons = start();
     let mut test = CommandProcess::start(
         programs
             .command(&program)
             .env("HW_ONE", daemons.socket(0))
             .env("HW_OTHER", daemons.socket(1))
+            .env("HW_DIRECT", is_direct)
             .env("HW_VERSION", env!("CARGO_PKG_VERSION"))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped()),
@@ -204,6 +234,11 @@ fn threads_of_c_share_descriptors() {
 }
 
 #[test]
+fn pollers_of_c_report_what_is_ready() {
+    passes_both_ways("poller");
+}
+
+#[test]
 fn programs_written_for_sockets_find_what_they_rely_on() {
     passes("as_sockets");
 }
@@ -234,7 +269,8 @@ fn every_test_in_c_is_run() {
         let path = entry.expect("an entry").path();
         if path.extension().is_some_and(|what| what == "c") {
             let name = path.file_stem().and_then(OsStr::to_str).expect("a name");
-            let runs = ["passes(", "passes_while("].map(|runs| format!("{runs}\"{name}\""));
+            let runs = ["passes(", "passes_while(", "passes_both_ways("];
+            let runs = runs.map(|runs| format!("{runs}\"{name}\""));
             assert!(runs.iter().any(|runs| text.contains(runs)), "{name}.c");
         }
     }
@@ -279,6 +315,47 @@ fn the_example_in_c_echoes() {
 }
 
 #[test]
+fn the_example_with_a_poller_echoes_for_many() {
+    let Some(programs) = Programs::new() else {
+        return;
+    };
+    let server = programs.compile("examples/echo_poller.c");
+    let client = programs.compile("examples/echo.c");
+    let _one = locked();
+    for start in [Daemons::start, start_direct] {
+        let daemons = start();
+        let said = programs.folder.path().join("said");
+        let file = std::fs::File::create(&said).expect("creates");
+        let serves = programs
+            .command(&server)
+            .arg("7000")
+            .env("HEADWORKS_DAEMON", daemons.socket(1))
+            .stdout(file)
+            .spawn();
+        let serves = CommandProcess(serves.expect("starts"));
+        until("the server", || {
+            std::fs::read_to_string(&said).is_ok_and(|text| text == "serving\n")
+        });
+        let asks = |number: usize| {
+            let mut command = programs.command(&client);
+            command
+                .args(["127.0.0.2", "7000", &format!("over the weir {number}")])
+                .env("HEADWORKS_DAEMON", daemons.socket(0))
+                .stdout(Stdio::piped());
+            command.spawn().expect("starts")
+        };
+        // All are asked at the same time.
+        let asked: Vec<Child> = (0..20).map(asks).collect();
+        for (number, child) in asked.into_iter().enumerate() {
+            let output = child.wait_with_output().expect("it ends");
+            assert_eq!(good(output), format!("over the weir {number}"));
+        }
+        drop(serves);
+        daemons.end();
+    }
+}
+
+#[test]
 fn the_guide_shows_tested_code_and_every_errno() {
     let guide = include_str!("../../../../docs/c.md");
     let example = include_str!("../../../capi/examples/echo.c");
@@ -304,6 +381,8 @@ fn the_c_library_exports_only_declared_symbols() {
     let header = std::fs::read_to_string(sources().join("include/headworks.h")).expect("reads");
     let code = header.split("*/").map(|part| part.split("/*").next());
     let code: String = code.flatten().collect();
+    // Names of types are no symbols.
+    let code = code.replace("struct hw_", "struct ");
     let name = |word: &str| word.starts_with("hw_").then(|| word.to_owned());
     let words = code.split(|letter: char| !letter.is_alphanumeric() && letter != '_');
     let mut declared: Vec<_> = words.filter_map(name).collect();
