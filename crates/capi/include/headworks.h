@@ -99,9 +99,9 @@ extern "C" {
  * be passed to select(2) or FD_SET(), which would write beyond their sets.
  *
  * Calls with the number never wait, whatever the flags: they set EAGAIN. A
- * poller reports when to call again. Only hw_fetch_add(), hw_compare_swap(), and
- * hw_read() and hw_write() without HW_START wait. hw_connect() itself waits for
- * the connection, unless HW_NONBLOCK is among the flags.
+ * poller reports when to call again. Only hw_fetch_add() and hw_compare_swap()
+ * wait, and without HW_START hw_read() and hw_write(). hw_connect() itself
+ * waits for the connection, unless HW_NONBLOCK is among the flags.
  *
  * Connections without a file descriptor use none of the process's file
  * descriptors. Only they can be direct: with `direct = true` in the
@@ -328,7 +328,7 @@ int hw_is_direct(int fd);
  * program can wait for a poller and for other descriptors together. It is
  * readable if hw_poller_wait() with a timeout of 0 would report something,
  * after the last such call returned 0. Call that until it returns 0 before you
- * sleep on the descriptor.
+ * sleep on the descriptor. It may be readable without a report, too.
  *
  * EMFILE. */
 int hw_poller_create(void);
@@ -368,8 +368,7 @@ int hw_poller_remove(int poller, int fd);
  * the time is over, or if hw_poller_wake() ended the wait. A timeout of 0 does
  * not wait, and a negative one has no limit; hw_set_deadline() has no effect.
  * At most one event of each connection is written. If more than `max` are
- * ready, the next calls report the others before they report any of these
- * again.
+ * ready, the next calls report the rest before they report any again.
  *
  * If several threads wait with one poller, one of them waits and the others
  * take turns after it. A closed poller sets EBADF. EINVAL: `max` is less than

@@ -446,17 +446,14 @@ pub(crate) enum FailureReason {
 }
 
 impl PollerState {
-    /// Waits until there are events, and writes as many as fit. Those that did not fit the last time come first.
+    /// Writes as many events as fit of those that did not fit before. If there are none, waits for events.
     fn wait(
         &mut self,
         into: &mut [MaybeUninit<Event>],
         timeout: Option<Duration>,
     ) -> Result<usize, Error> {
-        if self.queue.len() < into.len() {
-            let timeout = match self.queue.is_empty() {
-                true => timeout,
-                false => Some(Duration::ZERO),
-            };
+        // Only then: each of many that stay ready is reported once before any is reported again.
+        if self.queue.is_empty() {
             let mut reports = std::mem::take(&mut self.reports);
             let waited = self.service.wait(&mut reports, timeout);
             self.is_armed = timeout == Some(Duration::ZERO) && reports.is_empty();

@@ -36,6 +36,16 @@ static void look_for_no_event(int line, int poller) {
     check_failed(__FILE__, line, "no event");
 }
 
+/* There is no event now, and the descriptor is not readable. It may have been
+ * so before without an event. */
+#define quiet(poller) wait_until_quiet(__LINE__, poller)
+static void wait_until_quiet(int line, int poller) {
+  struct pollfd polled = {poller, POLLIN, 0};
+  do
+    look_for_no_event(line, poller);
+  while (poll(&polled, 1, 0) != 0);
+}
+
 /* Accepts a connection, of a listener that is in no poller. */
 static int accept_one(int listener) {
   int poller = hw_poller_create();
@@ -325,25 +335,28 @@ static void woken(void) {
   pthread_t threads[4];
   for (int at = 0; at < 4; at++)
     threads[at] = check_thread(wait_for_it, (void *)1);
-  CHECK(hw_poller_wait(shared_poller, &event, 1, 1) == 0);
+  for (int round = 0; round < 50; round++) {
+    no_event(shared_poller);
+    CHECK(hw_poller_wait(shared_poller, &event, 1, 1) == 0);
+  }
   CHECK(hw_send(ends[0], "x", 1, 0) == 1);
   for (int at = 0; at < 4; at++)
     CHECK((intptr_t)check_join(threads[at]) == -1);
   CHECK(drain(ends[1]) == 1);
   /* Asleep on the descriptor. */
-  no_event(shared_poller);
+  quiet(shared_poller);
   pthread_t thread = check_thread(send_one, &ends[0]);
   CHECK(check_poll(shared_poller, POLLIN) & POLLIN);
   check_join(thread);
   CHECK(event_of(shared_poller, 1) == HW_POLLIN);
   CHECK(hw_poller_remove(shared_poller, ends[1]) == 0);
-  no_event(shared_poller);
+  quiet(shared_poller);
   thread = check_thread(poll_it, NULL);
   CHECK(hw_poller_add(shared_poller, ends[1], 2, HW_POLLIN) == 0);
   check_join(thread);
   CHECK(event_of(shared_poller, 2) == HW_POLLIN);
   CHECK(drain(ends[1]) == 1);
-  no_event(shared_poller);
+  quiet(shared_poller);
   thread = check_thread(poll_it, NULL);
   CHECK(hw_poller_wake(shared_poller) == 0);
   check_join(thread);
@@ -401,14 +414,11 @@ static void many(void) {
   while ((found = hw_poller_wait(poller, events, MANY + 1, -1)) < MANY)
     CHECK(found > 0);
   CHECK(found == MANY);
-  for (int round = 1; round <= 3; round++) {
-    for (int all = 0; all < MANY; all += found) {
-      int max = MANY - all < MAX ? MANY - all : MAX;
-      CHECK((found = hw_poller_wait(poller, few, max, -1)) == max);
-      for (int at = 0; at < found; at++) {
-        CHECK(few[at].events == HW_POLLIN && few[at].key < MANY);
-        CHECK(++reported[few[at].key] == round);
-      }
+  for (int all = 0; all < 3 * MANY; all += found) {
+    CHECK((found = hw_poller_wait(poller, few, MAX, -1)) > 0);
+    for (int at = 0; at < found; at++) {
+      CHECK(few[at].events == HW_POLLIN && few[at].key < MANY);
+      CHECK(++reported[few[at].key] == (all + at) / MANY + 1);
     }
   }
   /* What is removed, changed or closed is reported no more, although it was
@@ -423,12 +433,12 @@ static void many(void) {
       CHECK(hw_poller_remove(poller, far[at]) == 0);
       rest--;
     } else {
-      CHECK(hw_poller_modify(poller, far[at], 1000, HW_POLLIN) == 0);
+      CHECK(hw_poller_modify(poller, far[at], 1000, HW_POLLOUT) == 0);
     }
   }
   CHECK(hw_poller_wait(poller, events, MANY, -1) == rest);
   for (int at = 0; at < rest; at++)
-    CHECK(events[at].key == 1000 && events[at].events == HW_POLLIN);
+    CHECK(events[at].key == 1000 && events[at].events == HW_POLLOUT);
   for (int at = 0; at < MANY; at++)
     if (at % 3 != 0) {
       CHECK(drain(far[at]) == 1);
