@@ -132,14 +132,15 @@ pub(crate) fn add(
         let service = &mut state.service;
         let added = match pollable {
             Pollable::Connection(connection) => connection.enter(handle, link, |stage| {
-                Ok(match stage {
+                match stage {
                     PolledStage::Connected(stream) => {
                         service.add(stream, place as u64, interest)?
                     }
                     PolledStage::Connecting(pending) => {
                         service.add_pending(pending, place as u64)?;
                     }
-                })
+                }
+                Ok(())
             }),
             Pollable::Port(port) => port.enter(handle, link, |listener| {
                 set_listener(service, listener, place, interest)
