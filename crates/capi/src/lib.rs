@@ -16,8 +16,9 @@
 //! | `remote` | operations on memory of the peer |
 //!
 //! No call of the service blocks here. Each is tried while only the connection's lock is held, and tried
-//! again once the descriptor is ready. Without a file descriptor calls do not wait, but for a poller. So one thread may receive while another sends, and a thread that
-//! closes a descriptor wakes the threads that wait for it.
+//! again once the descriptor is ready. So one thread may receive while another sends, and a thread that
+//! closes a descriptor wakes the threads that wait for it. Calls with what has no file descriptor do not wait:
+//! a poller reports when to try again.
 #![deny(unsafe_code)]
 
 mod connection;

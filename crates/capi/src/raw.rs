@@ -9,7 +9,7 @@ use std::os::fd::BorrowedFd;
 use libc::{sockaddr, sockaddr_in, sockaddr_in6, socklen_t};
 
 use crate::error::Error;
-use crate::handle::Handle;
+use crate::handle::{Handle, Kind};
 
 /// Sets the calling thread's `errno`.
 pub(crate) fn set_errno(errno: c_int) {
@@ -27,11 +27,13 @@ pub(crate) fn at_fork_in_child(handler: extern "C" fn()) {
 }
 
 impl Handle {
-    /// Returns the file descriptor, if there is one.
+    /// Returns the file descriptor of a stream, listener or socket, if there is one.
     pub(crate) fn fd(&self) -> Option<BorrowedFd<'_>> {
-        self.has_fd().then(|| {
+        // A poller closes its descriptor before the handle is dropped.
+        let has_fd = self.has_fd() && !matches!(self.kind(), Kind::Poller(_));
+        has_fd.then(|| {
             // SAFETY: the descriptor belongs to the stream, listener or socket inside, which stays open for as
-            // long as the handle is borrowed. A descriptor of a poller may be closed before; no call uses it.
+            // long as the handle is borrowed.
             unsafe { BorrowedFd::borrow_raw(self.number()) }
         })
     }

@@ -492,6 +492,48 @@ static void shown(void) {
   close_pair(ends);
 }
 
+/* Memory of the other end, and memory that is lent. */
+static void memory(void) {
+  int ends[2];
+  uint32_t export_id;
+  uint64_t before;
+  char bytes[128];
+  size_t got = 0;
+  ssize_t some;
+  pair(ends);
+  int poller = hw_poller_create();
+  CHECK(hw_poller_add(poller, ends[1], 1, HW_POLLIN) == 0);
+  uint64_t *theirs = hw_alloc(64);
+  CHECK(theirs != NULL);
+  memset(theirs, 0, 64);
+  theirs[0] = 41;
+  int rights = HW_RIGHT_READ | HW_RIGHT_ATOMIC;
+  CHECK(hw_export(ends[1], theirs, rights, &export_id) == 0);
+  check_attach("HW_ONE");
+  uint64_t *own = hw_alloc(64);
+  CHECK(own != NULL);
+  CHECK(hw_read(ends[0], export_id, 0, own, 0) == 64);
+  CHECK(own[0] == 41);
+  CHECK(hw_fetch_add(ends[0], export_id, 0, 1, &before) == 0);
+  CHECK(before == 41);
+  CHECK(hw_send_zero_copy(ends[0], own, 64, 0) == 64);
+  while (got < 64) {
+    CHECK(event_of(poller, 1) == HW_POLLIN);
+    CHECK((some = hw_recv(ends[1], bytes + got, sizeof bytes - got, 0)) > 0);
+    got += (size_t)some;
+  }
+  CHECK(got == 64 && memcmp(bytes, own, 64) == 0);
+  /* These two do not wait. */
+  while (hw_reclaim(ends[0], own, 0) != 0)
+    CHECK(errno == EAGAIN);
+  while (hw_revoke(ends[1], theirs, 0) != 0)
+    CHECK(errno == EAGAIN);
+  CHECK(theirs[0] == 42);
+  CHECK(hw_free(own) == 0 && hw_free(theirs) == 0);
+  CHECK(hw_close(poller) == 0);
+  close_pair(ends);
+}
+
 /* Two threads wait with one poller and receive, while others are added, changed
  * and removed. */
 static size_t total;
@@ -627,6 +669,7 @@ int main(void) {
   woken();
   many();
   shown();
+  memory();
   shared_by_threads();
   wrong();
   return 0;
