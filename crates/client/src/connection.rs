@@ -44,7 +44,7 @@ impl Connection {
         pair: Option<&Pair>,
     ) -> Result<Self, ContractError> {
         let direct = end.direct.as_ref().zip(pair);
-        let direct = direct.map(|(direct, pair)| direct::connect(direct, pair));
+        let direct = direct.map(|(direct, pair)| direct::connect(direct, pair, block));
         let (direct_sender, direct_receiver) = direct.transpose()?.unzip();
         let egress = EgressWriter::new(&slabs, block)?;
         let ingress = IngressReader::new(&slabs, block)?;
@@ -297,11 +297,12 @@ impl SendHalf {
     /// Status of the connection, as it concerns what is sent.
     pub fn status(&self) -> Status {
         let mut status = self.known.status();
-        if let (Some(direct), Some(shared)) = (&self.direct, &self.known.direct) {
+        if let Some(direct) = &self.direct {
             if direct.was_diverted() {
                 status.reset = status.reset.or_else(|| self.known.block.status().reset);
             }
-            if shared.is_closed_by_peer() {
+            // A stream that this side has ended loses nothing by that.
+            if direct.is_cut_off(self.is_ended()) {
                 status.reset = status.reset.or(Some(Reset::ByPeer));
             }
         }
@@ -321,8 +322,9 @@ impl SendHalf {
     fn is_diverted(&mut self) -> Result<bool, ContractError> {
         let egress = &mut self.egress;
         match &mut self.direct {
-            Some(direct) => direct.is_diverted(|| egress.is_drained()),
-            None => Ok(true),
+            // Nothing follows an end of the stream that went there.
+            Some(direct) if !egress.is_ended() => direct.is_diverted(|| egress.is_drained()),
+            _ => Ok(true),
         }
     }
 
@@ -476,6 +478,9 @@ impl SendHalf {
         }
         let was_ended = self.egress.is_ended();
         let is_ended = self.egress.end(&self.known.slabs)?;
+        if let Some(direct) = self.direct.as_mut().filter(|_| is_ended && !was_ended) {
+            direct.note_end();
+        }
         Ok((is_ended, self.nudge_if(is_ended && !was_ended)))
     }
 

@@ -153,6 +153,8 @@ pub struct DirectShared {
     pair: u32,
     outgoing: Side,
     incoming: Side,
+    /// Block of the connection through the daemons.
+    there: ControlBlock,
     is_peer_gone: Arc<AtomicBool>,
 }
 
@@ -226,16 +228,23 @@ impl DirectShared {
         let own = |reset: &Reset| matches!(reset, Reset::ByPeer | Reset::Misuse | Reset::Kept);
         // Read before the status of the stream: the process may have ended the stream before it ended.
         let is_gone = self.is_peer_gone.load(Ordering::Acquire);
-        let is_diverted = self.incoming.block.diversions() % 2 == 1;
-        let here = self.incoming.block.status();
-        let is_ended = match is_diverted {
-            true => told.is_ended,
-            false => here.is_ended,
-        };
-        let by_peer = || (here.reset.is_some() || is_gone).then_some(Reset::ByPeer);
+        let block = &self.incoming.block;
+        // Read before the number of changes: a peer that closes the connection while its bytes go through the daemons has
+        // counted that change before.
+        let here = block.status();
+        if !self.is_diverted() {
+            let by_peer = (here.reset.is_some() || is_gone).then_some(Reset::ByPeer);
+            return Status {
+                is_ended: here.is_ended,
+                reset: told.reset.filter(own).or(by_peer),
+            };
+        }
+        // The daemons bring the rest of a connection that the peer has closed, and its end.
+        let is_lost = is_gone && !block.is_closed();
+        let is_reset = here.reset.is_some() && told.is_ended;
         Status {
-            is_ended,
-            reset: told.reset.filter(own).or_else(by_peer),
+            is_ended: told.is_ended && (here.is_ended || !is_reset),
+            reset: (told.reset.filter(own)).or((is_lost || is_reset).then_some(Reset::ByPeer)),
         }
     }
 
@@ -253,7 +262,8 @@ impl DirectShared {
     /// in place of the end of the stream, after everything that was sent. Returns how to wake the peer.
     pub fn close(&self) -> [Wake; 2] {
         let incoming = &self.incoming.block;
-        let is_unread = incoming.arrived() != incoming.consumed();
+        let is_unread = |block: &ControlBlock| block.arrived() != block.consumed();
+        let is_unread = is_unread(incoming) || is_unread(&self.there);
         let before = self.outgoing.block.status();
         let reset = is_unread.then_some(Reset::ByPeer);
         self.outgoing.block.close();
@@ -278,6 +288,8 @@ pub(crate) struct DirectSender {
     through_daemons: u64,
     consumed_there: WordRef,
     is_ended: bool,
+    /// Whether the peer had closed the connection before the stream was ended.
+    is_ended_late: bool,
     /// Number of the ring that was asked for, and of the latest one that the daemon was seen to hand out.
     wanted: u64,
     offered: u64,
@@ -387,12 +399,23 @@ impl DirectSender {
     /// Ends the stream, while bytes do not go through the daemons.
     pub(crate) fn end(&mut self) -> Wake {
         self.is_ended = true;
+        self.note_end();
+        self.shared.outgoing.notify(false)
+    }
+
+    /// Marks the stream as ended. If the end went through the daemons, the receiver learns of it from its daemon.
+    pub(crate) fn note_end(&mut self) {
+        self.is_ended_late = self.shared.is_closed_by_peer();
         let block = &self.shared.outgoing.block;
         block.set_status(Status {
             is_ended: true,
             ..block.status()
         });
-        self.shared.outgoing.notify(false)
+    }
+
+    /// Whether the peer has closed the connection before the stream was ended, of which `is_ended` tells.
+    pub(crate) fn is_cut_off(&self, is_ended: bool) -> bool {
+        self.shared.is_closed_by_peer() && (!is_ended || self.is_ended_late)
     }
 
     pub(crate) fn is_ended(&self) -> bool {
@@ -470,10 +493,11 @@ impl DirectReceiver {
     }
 }
 
-/// Makes both directions of a direct connection.
+/// Makes both directions of a direct connection, whose block through the daemons is `there`.
 pub(crate) fn connect(
     end: &DirectEnd,
     pair: &Pair,
+    there: &ControlBlock,
 ) -> Result<(DirectSender, DirectReceiver), ContractError> {
     let side = |memory: &Slabs, place: &DirectPlace| -> Result<Side, ContractError> {
         if place.number >= PAIR_CONNECTIONS {
@@ -489,6 +513,7 @@ pub(crate) fn connect(
         pair: end.pair,
         outgoing: side(&pair.outgoing, &end.outgoing)?,
         incoming: side(&pair.incoming, &end.incoming)?,
+        there: there.clone(),
         is_peer_gone: pair.is_peer_gone.clone(),
     };
     let (outgoing, incoming) = (&shared.outgoing.block, &shared.incoming.block);
@@ -499,6 +524,7 @@ pub(crate) fn connect(
         through_daemons: 0,
         consumed_there: outgoing.consumed_there(),
         is_ended: false,
+        is_ended_late: false,
         wanted: 1,
         offered: 0,
         shared: shared.clone(),

@@ -37,6 +37,7 @@ fn place() -> DirectPlace {
 /// One application, and its daemon's view of the connection.
 struct Side {
     connection: Connection,
+    is_peer_gone: Arc<AtomicBool>,
     slabs: Slabs,
     block: ControlBlock,
     egress: EgressReader,
@@ -48,13 +49,24 @@ fn side(outgoing: &Slabs, incoming: &Slabs) -> Side {
     let block = ControlBlock::at(&slabs, extent(0, BLOCK_BYTES)).unwrap();
     let egress = EgressReader::new(&slabs, &block, extent(2048, 512)).unwrap();
     let ingress = IngressWriter::new(&slabs, &block, extent(4096, 4096)).unwrap();
-    let len = Doorbell::bytes(HANDLES) as u32;
-    let doorbell = Doorbell::at(&slabs, extent(1 << 16, len), HANDLES).unwrap();
     let pair = Pair {
         outgoing: outgoing.clone(),
         incoming: incoming.clone(),
         is_peer_gone: Arc::default(),
     };
+    Side {
+        connection: connection(&slabs, &block, &pair),
+        is_peer_gone: pair.is_peer_gone,
+        slabs,
+        block,
+        egress,
+        ingress,
+    }
+}
+
+fn connection(slabs: &Slabs, block: &ControlBlock, pair: &Pair) -> Connection {
+    let len = Doorbell::bytes(HANDLES) as u32;
+    let doorbell = Doorbell::at(slabs, extent(1 << 16, len), HANDLES).unwrap();
     let address = "127.0.0.1:7".parse().unwrap();
     let end = End {
         handle: 5,
@@ -68,14 +80,7 @@ fn side(outgoing: &Slabs, incoming: &Slabs) -> Side {
         local: address,
         peer: address,
     };
-    let connection = Connection::new(end, slabs.clone(), doorbell, &block, Some(&pair));
-    Side {
-        connection: connection.unwrap(),
-        slabs,
-        block,
-        egress,
-        ingress,
-    }
+    Connection::new(end, slabs.clone(), doorbell, block, Some(pair)).unwrap()
 }
 
 /// Two applications with a direct connection, and the memory of both directions.
@@ -273,4 +278,98 @@ fn a_reader_that_sleeps_is_to_be_woken_in_its_way() {
     let (received, wake) = far.connection.receiving.recv(&mut [0; 64]).unwrap();
     assert_eq!(received, Received::Bytes(12));
     assert_eq!(wake, Wake::PeerThread { of_room: true });
+}
+
+/// Receives what there is, and checks that it is `expected`.
+fn receives(side: &mut Side, expected: &[u8]) {
+    let mut bytes = [0; 64];
+    let (received, _) = side.connection.receiving.recv(&mut bytes).unwrap();
+    assert_eq!(received, Received::Bytes(expected.len()));
+    assert_eq!(&bytes[..expected.len()], expected);
+}
+
+/// Sends bytes that the daemons carry.
+fn lends(side: &mut Side, bytes: &[u8]) {
+    side.slabs.slab(0).unwrap().write(1 << 18, bytes).unwrap();
+    let memory = extent(1 << 18, bytes.len() as u32);
+    assert!(side.connection.sending.lend(memory).unwrap().0.is_some());
+}
+
+#[test]
+fn nothing_is_sent_behind_an_end_that_the_daemons_carried() {
+    let ([mut near, mut far], _memory) = pair();
+    lends(&mut near, b"lent");
+    assert!(near.connection.sending.end().unwrap().0);
+    let mut ended = false;
+    while !ended {
+        carry(&mut near, &mut far, &mut ended);
+    }
+    receives(&mut far, b"lent");
+    for _ in 0..2 {
+        assert_eq!(near.connection.sending.send(b"more").unwrap().0, 0);
+        assert!(near.connection.sending.is_ended());
+        let (received, _) = far.connection.receiving.recv(&mut [0; 8]).unwrap();
+        assert_eq!(received, Received::Ended);
+    }
+}
+
+#[test]
+fn bytes_that_the_daemons_brought_and_nobody_received_reset_the_peer() {
+    let ([mut near, mut far], _memory) = pair();
+    lends(&mut near, b"lent");
+    carry(&mut near, &mut far, &mut false);
+    let _ = far.connection.direct().unwrap().close();
+    let status = near.connection.status();
+    assert_eq!(status.reset, Some(Reset::ByPeer));
+    assert!(!status.is_ended);
+}
+
+/// The peer closes a connection, with or without an end before, while the daemons still carry bytes of it, and exits.
+#[test]
+fn what_the_daemons_carry_of_a_closed_connection_precedes_its_reset() {
+    for is_ended_before in [false, true] {
+        let ([mut near, mut far], _memory) = pair();
+        let _ = near.connection.sending.send(b"unread").unwrap();
+        lends(&mut far, b"lent");
+        if is_ended_before {
+            assert!(far.connection.sending.end().unwrap().0);
+        }
+        let _ = far.connection.direct().unwrap().close();
+        near.is_peer_gone.store(true, Ordering::Release);
+        let status = near.connection.receiving.status();
+        assert_eq!((status.is_ended, status.reset), (false, None));
+        let mut ended = false;
+        carry(&mut far, &mut near, &mut ended);
+        receives(&mut near, b"lent");
+        let (received, _) = near.connection.receiving.recv(&mut [0; 8]).unwrap();
+        assert_eq!(
+            (received, near.connection.receiving.status().reset),
+            (Received::Nothing, None)
+        );
+        carry(&mut far, &mut near, &mut ended);
+        // The daemon ends a stream that the application closed without an end.
+        near.block.set_status(Status {
+            is_ended: true,
+            reset: None,
+        });
+        let status = near.connection.receiving.status();
+        assert_eq!(status.is_ended, is_ended_before);
+        assert_eq!(status.reset, Some(Reset::ByPeer));
+    }
+}
+
+#[test]
+fn only_a_stream_that_was_not_ended_is_reset_when_the_peer_closes() {
+    for is_closed_before in [false, true] {
+        let ([mut near, far], _memory) = pair();
+        if !is_closed_before {
+            assert!(near.connection.sending.end().unwrap().0);
+        }
+        let _ = far.connection.direct().unwrap().close();
+        let reset = is_closed_before.then_some(Reset::ByPeer);
+        assert_eq!(near.connection.sending.status().reset, reset);
+        assert!(near.connection.sending.end().unwrap().0);
+        assert_eq!(near.connection.sending.status().reset, reset);
+        assert_eq!(near.connection.receiving.status().reset, None);
+    }
 }
