@@ -17,6 +17,9 @@ use crate::socket_message::{
     End, FEATURE_DIRECT, Refusal, Reply, Request, VERSION, VERSION_OLDEST,
 };
 
+/// Number of pairs whose peer has ended that a session keeps.
+const GONE_PAIRS: usize = 16;
+
 /// A session, at the application's side.
 ///
 /// - Requests, each answered by an [`Event`] with the number that the method returned:
@@ -43,6 +46,10 @@ pub struct Session {
     /// What the application tells the daemon that it can do.
     features: u32,
     pairs: BTreeMap<u32, Pair>,
+    /// Pairs whose peer has ended, the latest last.
+    gone_pairs: VecDeque<u32>,
+    /// Highest number of a pair that was forgotten.
+    forgotten: u32,
     requests: u32,
     out: VecDeque<Request>,
     events: VecDeque<Event>,
@@ -147,6 +154,8 @@ impl Session {
             over: None,
             features: 0,
             pairs: BTreeMap::new(),
+            gone_pairs: VecDeque::new(),
+            forgotten: 0,
             requests: 0,
             out: VecDeque::from([attach]),
             events: VecDeque::new(),
@@ -166,9 +175,16 @@ impl Session {
         self.pairs.get(&pair)
     }
 
-    /// Forgets a pair: no further connection of it is made.
+    /// Notes that the peer of a pair has ended. The daemon may still announce connections that this peer asked for before, and
+    /// the peer may have sent on them, so the session keeps the memory of the last `GONE_PAIRS` such pairs.
     pub fn forget_pair(&mut self, pair: u32) {
-        self.pairs.remove(&pair);
+        self.gone_pairs.push_back(pair);
+        if self.gone_pairs.len() > GONE_PAIRS
+            && let Some(oldest) = self.gone_pairs.pop_front()
+        {
+            self.pairs.remove(&oldest);
+            self.forgotten = self.forgotten.max(oldest);
+        }
     }
 
     /// The slabs that the session shares with its daemon.
@@ -353,6 +369,16 @@ impl Session {
                 self.doorbell = Some(Doorbell::at(&self.slabs, doorbell, self.handles)?);
                 Event::Attached
             }
+            Reply::Connected { request, end } if self.is_forgotten(&end) => {
+                self.close(end.handle);
+                let why = Refusal::Refused;
+                Event::Refused { request, why }
+            }
+            Reply::Incoming { listener, end } if self.is_forgotten(&end) => {
+                self.took(listener);
+                self.close(end.handle);
+                return Ok(());
+            }
             Reply::Connected { request, end } => Event::Connected {
                 request,
                 connection: self.connection(end)?,
@@ -386,6 +412,12 @@ impl Session {
         };
         self.events.push_back(event);
         Ok(())
+    }
+
+    /// Whether a connection is of a pair whose peer ended so long ago that its memory is not kept any more.
+    fn is_forgotten(&self, end: &End) -> bool {
+        let pair = end.direct.as_ref().map(|direct| direct.pair);
+        pair.is_some_and(|pair| pair <= self.forgotten && !self.pairs.contains_key(&pair))
     }
 
     fn connection(&self, end: End) -> Result<Box<Connection>, ContractError> {
