@@ -34,6 +34,7 @@
 //! | the head of an ingress ring, and the states of descriptors | `client::ingress` (`IngressWriter`), `client::descriptors`, `shm::descriptor_word` | `ingress_heads` |
 //! | the marks of a doorbell, and its event counts | `client::doorbell`, `shm::dirty_set`, `shm::event_count` | `doorbell_marks` |
 //! | what a daemon tells an application: tails, heads, rings, descriptors, status | `client::ingress` (`IngressReader`), `client::egress` (`EgressWriter`), `client::control_block` | `daemon_memory` |
+//! | the memory of a pair: tails, heads, rings, status, changes of path, event counts and wake sets of a direct connection | `client::direct`, `client::connection`, `client::ingress`, `client::wake_set` | `direct_memory` |
 //! | another daemon's messages and frames, also those about the receive pool | `daemon::control`, `daemon::frame`, `daemon::daemon::handshake`, `daemon::domain::receive` | `daemon_peer` |
 //! | a device's name, from a command line, a file or another process | `verbs::device_name`, the providers | `device_name` |
 //! | a capture file, from any program | `workloads::apps::flows` (`pcap`, `packet`) | `pcap_trace` |

@@ -232,4 +232,11 @@ pub const TARGETS: &[Target] = &[
         longest: 1024,
         inputs: 4_000,
     },
+    Target {
+        name: "direct_memory",
+        about: "both ends of a direct connection, in memory that the other application overwrites",
+        run: contract::direct_memory::run,
+        longest: 1024,
+        inputs: 4_000,
+    },
 ];

@@ -63,4 +63,5 @@ targets!(
     ingress_heads,
     doorbell_marks,
     daemon_memory,
+    direct_memory,
 );

@@ -23,7 +23,7 @@
 //! | [`wake_set`] | a dirty set with the event count of the one who reads it |
 //! | [`session`] | an application's session with its daemon |
 //! | [`error`] | errors of the contract |
-//! | [`testing`] | memory for tests |
+//! | [`testing`] | memory and direct connections for tests |
 #![deny(unsafe_code)]
 
 pub mod connection;

@@ -1,4 +1,5 @@
-//! The memory that an application and its daemon share, word by word. The other end stores anything into it.
+//! The memory that an application shares with its daemon, or with another application, word by word. The other end stores anything
+//! into it.
 
 use std::sync::atomic::Ordering;
 
@@ -9,6 +10,7 @@ use headworks_shm::View;
 use crate::input::Input;
 
 pub(super) mod daemon_memory;
+pub(super) mod direct_memory;
 pub(super) mod doorbell_marks;
 pub(super) mod egress_records;
 pub(super) mod ingress_heads;

@@ -1,21 +1,13 @@
 use std::collections::VecDeque;
-use std::sync::Arc;
 
 use headworks_shm::View;
 use proptest::prelude::*;
 
 use super::*;
-use crate::connection::{Connection, Received};
-use crate::control_block::BLOCK_BYTES;
-use crate::doorbell::Doorbell;
-use crate::egress::{EgressReader, LendTicket, RecordKind};
+use crate::connection::Received;
+use crate::egress::LendTicket;
 use crate::one_sided::{Op, Operation};
-use crate::socket_message::End;
-use crate::testing::slabs;
-
-const MEMORY: usize = 1 << 20;
-const SLAB: usize = 1 << 20;
-const HANDLES: usize = 64;
+use crate::testing::{DirectApplication as Side, direct_pair as pair};
 
 fn extent(offset: u64, len: u32) -> Extent {
     Extent {
@@ -25,101 +17,9 @@ fn extent(offset: u64, len: u32) -> Extent {
     }
 }
 
-/// Place of the connection in a direction's memory. The longer ring lies behind it.
-fn place() -> DirectPlace {
-    DirectPlace {
-        number: 3,
-        block: extent(4096, BLOCK_BYTES),
-        ring: extent(8192, 2048),
-    }
-}
-
-/// One application, and its daemon's view of the connection.
-struct Side {
-    connection: Connection,
-    is_peer_gone: Arc<AtomicBool>,
-    slabs: Slabs,
-    block: ControlBlock,
-    egress: EgressReader,
-    ingress: IngressWriter,
-}
-
-fn side(outgoing: &Slabs, incoming: &Slabs) -> Side {
-    let slabs = slabs(&[SLAB]);
-    let block = ControlBlock::at(&slabs, extent(0, BLOCK_BYTES)).unwrap();
-    let egress = EgressReader::new(&slabs, &block, extent(2048, 512)).unwrap();
-    let ingress = IngressWriter::new(&slabs, &block, extent(4096, 4096)).unwrap();
-    let pair = Pair {
-        outgoing: outgoing.clone(),
-        incoming: incoming.clone(),
-        is_peer_gone: Arc::default(),
-    };
-    Side {
-        connection: connection(&slabs, &block, &pair),
-        is_peer_gone: pair.is_peer_gone,
-        slabs,
-        block,
-        egress,
-        ingress,
-    }
-}
-
-fn connection(slabs: &Slabs, block: &ControlBlock, pair: &Pair) -> Connection {
-    let len = Doorbell::bytes(HANDLES) as u32;
-    let doorbell = Doorbell::at(slabs, extent(1 << 16, len), HANDLES).unwrap();
-    let address = "127.0.0.1:7".parse().unwrap();
-    let end = End {
-        handle: 5,
-        block: extent(0, BLOCK_BYTES),
-        doorbell: None,
-        direct: Some(DirectEnd {
-            pair: 1,
-            outgoing: place(),
-            incoming: place(),
-        }),
-        local: address,
-        peer: address,
-    };
-    Connection::new(end, slabs.clone(), doorbell, block, Some(pair)).unwrap()
-}
-
-/// Two applications with a direct connection, and the memory of both directions.
-fn pair() -> ([Side; 2], [Slabs; 2]) {
-    let memory = [slabs(&[MEMORY]), slabs(&[MEMORY])];
-    for one in &memory {
-        prepare(one, &place()).unwrap();
-    }
-    let [there, back] = &memory;
-    ([side(there, back), side(back, there)], memory)
-}
-
-/// The daemons carry one record of `from` to `to`, if there is one that fits.
+/// The daemons carry a record, and note the end of the stream.
 fn carry(from: &mut Side, to: &mut Side, ended: &mut bool) {
-    to.ingress.look().unwrap();
-    let room = (to.ingress.limit() - to.ingress.placed()) as u32;
-    if room < 1024 {
-        return;
-    }
-    let Some(record) = from.egress.next(&from.slabs).unwrap() else {
-        return;
-    };
-    match record.what {
-        RecordKind::Bytes(extent) => {
-            let mut bytes = vec![0; extent.len as usize];
-            from.slabs.read(extent, &mut bytes).unwrap();
-            to.ingress.write(&bytes);
-            to.ingress.publish(to.ingress.placed());
-        }
-        RecordKind::Operation(_) => {}
-        RecordKind::End => {
-            *ended = true;
-            to.block.set_status(Status {
-                is_ended: true,
-                reset: None,
-            });
-        }
-    }
-    from.egress.release(record.end);
+    *ended |= from.carry_to(to).unwrap();
 }
 
 #[derive(Clone, Debug)]
@@ -199,12 +99,7 @@ proptest! {
                 }
                 Action::Recv(len) => drop(recv(&mut far, len, &mut sent)),
                 Action::Carry => carry(&mut near, &mut far, &mut ended),
-                Action::Offer => {
-                    let (number, len) = near.block.wanted_ring();
-                    if number == 2 {
-                        near.block.offer_ring(2, extent(1 << 16, len.min(1 << 16)));
-                    }
-                }
+                Action::Offer => near.offer_ring(),
             }
         }
         while !near.connection.sending.end().unwrap().0 {
