@@ -1,16 +1,19 @@
 //! A daemon in a process of its own: this test binary again, told to run one test.
 
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr};
+use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
+use std::thread;
 use std::time::Instant;
 
 use headworks::daemon::Identity;
+use headworks::daemon::config::MetricsAt;
 use headworks::daemon::limits::DaemonLimits;
 use headworks::daemon::server::{DaemonServer, ServerConfig};
 use headworks::net::Interrupt;
-use headworks::service::Service;
+use headworks::service::{Service, metrics_of};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
@@ -23,6 +26,8 @@ const TO: &str = "HEADWORKS_TEST_TO";
 const DROPS: &str = "HEADWORKS_TEST_DROPS";
 const STAYS: &str = "HEADWORKS_TEST_STAYS";
 const DIRECT: &str = "HEADWORKS_TEST_DIRECT";
+/// Connections that an application may have.
+const CONNECTIONS: &str = "HEADWORKS_TEST_CONNECTIONS";
 /// Bytes that [`DaemonProcess::start_sender`] sends.
 pub(crate) const SENT: usize = 1 << 20;
 
@@ -31,7 +36,7 @@ pub(crate) fn until(what: &str, mut done: impl FnMut() -> bool) {
     let began = Instant::now();
     while !done() {
         assert!(began.elapsed() < LIMIT, "{what}: it takes too long");
-        std::thread::yield_now();
+        thread::yield_now();
     }
 }
 
@@ -49,7 +54,14 @@ pub(crate) fn until_asleep(thread: i32) {
 pub(crate) struct DaemonProcess {
     child: Child,
     directory: TempDir,
+    limits: Limits,
+}
+
+/// Limits of a daemon that tests choose.
+#[derive(Clone, Copy)]
+struct Limits {
     is_direct: bool,
+    connections_each: u32,
 }
 
 impl DaemonProcess {
@@ -60,13 +72,51 @@ impl DaemonProcess {
 
     /// Starts a daemon as [`start`](Self::start) does, whose connections are direct if `is_direct`.
     pub(crate) fn start_with(is_direct: bool) -> Self {
+        Self::start_limited(is_direct, DaemonLimits::default().connections_each)
+    }
+
+    /// Starts a daemon as [`start_with`](Self::start_with) does, at which an application has `connections_each` at most.
+    pub(crate) fn start_limited(is_direct: bool, connections_each: u32) -> Self {
         let directory = tempfile::tempdir().expect("a directory");
-        let child = start_daemon(&directory, is_direct);
+        let limits = Limits {
+            is_direct,
+            connections_each,
+        };
+        let child = start_daemon(&directory, limits);
         Self {
             child,
             directory,
-            is_direct,
+            limits,
         }
+    }
+
+    /// Returns the values of a metric, one for each combination of its labels.
+    pub(crate) fn metrics(&self, name: &str) -> Vec<u64> {
+        let mut stream = UnixStream::connect(metrics_of(&self.socket())).expect("serves metrics");
+        let request = b"GET /metrics HTTP/1.0\r\n\r\n";
+        stream.write_all(request).expect("asks");
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).expect("an answer");
+        let values = answer.lines().filter_map(|line| {
+            let rest = line.strip_prefix(name)?;
+            let value = rest
+                .starts_with(['{', ' '])
+                .then(|| rest.rsplit(' ').next())?;
+            value?.parse::<f64>().ok()
+        });
+        values.map(|value| value as u64).collect()
+    }
+
+    /// Returns the sum of a metric over all its labels.
+    pub(crate) fn metric(&self, name: &str) -> u64 {
+        self.metrics(name).iter().sum()
+    }
+
+    /// Waits until no application has a connection.
+    pub(crate) fn rests(&self) {
+        until("connections are gone", || {
+            self.metric("headworks_connections") == 0
+        });
     }
 
     fn socket(&self) -> PathBuf {
@@ -85,7 +135,23 @@ impl DaemonProcess {
 
     /// Starts a daemon in place of the one that has ended.
     pub(crate) fn restart(&mut self) {
-        self.child = start_daemon(&self.directory, self.is_direct);
+        self.child = start_daemon(&self.directory, self.limits);
+    }
+
+    /// Starts a process that uses direct connections until it is killed: it connects to `to`, or without that listens at the
+    /// address that this returns.
+    pub(crate) fn start_victim(&self, to: Option<SocketAddr>) -> (Child, Option<SocketAddr>) {
+        let mut command = this_test("victim_process_entry");
+        command.env(DIRECTORY, self.directory.path());
+        if let Some(to) = to {
+            command.env(TO, to.to_string());
+            return (command.spawn().expect("starts"), None);
+        }
+        let mut child = command.spawn().expect("starts");
+        let lines = BufReader::new(child.stdout.as_mut().expect("a pipe")).lines();
+        let mut found = lines.map_while(Result::ok);
+        let at = found.find_map(|line| line.split("listens at ").nth(1)?.parse().ok());
+        (child, Some(at.expect("it listens")))
     }
 
     /// Starts a process that connects, sends [`SENT`] bytes, drops its stream if it `drops`, and exits, or lives on if it
@@ -118,11 +184,12 @@ fn this_test(name: &str) -> Command {
     command
 }
 
-fn start_daemon(directory: &TempDir, is_direct: bool) -> Child {
+fn start_daemon(directory: &TempDir, limits: Limits) -> Child {
     let mut command = this_test("daemon_process_entry");
-    if is_direct {
+    if limits.is_direct {
         command.env(DIRECT, "yes");
     }
+    command.env(CONNECTIONS, limits.connections_each.to_string());
     command.env(DIRECTORY, directory.path());
     command.env("HEADWORKS_FABRIC", directory.path().join("fabric"));
     let mut child = command.spawn().expect("starts");
@@ -137,23 +204,26 @@ fn start_daemon(directory: &TempDir, is_direct: bool) -> Child {
 fn daemon_process_entry() {
     let directory = PathBuf::from(std::env::var_os(DIRECTORY).expect("a directory"));
     // The standard input ends with the parent.
-    std::thread::spawn(|| {
+    thread::spawn(|| {
         let _ = std::io::stdin().read(&mut [0]);
         std::process::exit(1);
     });
     let interrupt = Interrupt::install().expect("signals");
+    let socket = directory.join("daemon.sock");
+    let connections_each = std::env::var(CONNECTIONS).expect("a limit");
     let config = ServerConfig {
         identity: Identity::open(Ipv4Addr::LOCALHOST.into(), u64::from(std::process::id())),
         port: 0,
-        sockets: vec![directory.join("daemon.sock")],
+        metrics: Some(MetricsAt::Path(metrics_of(&socket))),
+        sockets: vec![socket],
         is_for_all: false,
-        metrics: None,
         registry: headworks::registry().ok(),
         ecn: None,
         resctrl: None,
         drain: headworks::verbs::Duration::ZERO,
         daemon: DaemonLimits {
             direct: std::env::var_os(DIRECT).is_some(),
+            connections_each: connections_each.parse().expect("a number"),
             ..DaemonLimits::default()
         },
     };
@@ -178,4 +248,19 @@ fn sender_process_entry() {
         let _ = std::io::stdin().read(&mut [0]);
     }
     std::process::exit(0);
+}
+
+#[test]
+#[ignore = "the program of a process that is killed, run by other tests"]
+fn victim_process_entry() {
+    let directory = PathBuf::from(std::env::var_os(DIRECTORY).expect("a directory"));
+    let to = std::env::var(TO).ok();
+    // The standard input ends with the parent.
+    thread::spawn(|| {
+        let _ = std::io::stdin().read(&mut [0]);
+        std::process::exit(1);
+    });
+    let service = Service::attach(directory.join("daemon.sock"), "victim").expect("a daemon");
+    let to = to.map(|to| to.parse().expect("an address"));
+    crate::direct_kills::run_victim(&service, to);
 }

@@ -1,7 +1,9 @@
 //! Streams through a daemon, which is another process: handles, addresses, limits, and a daemon that restarts.
 
 mod daemon;
+mod differential;
 mod direct;
+mod direct_kills;
 mod polling;
 #[cfg(feature = "tokio")]
 mod tasks;
