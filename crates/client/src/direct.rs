@@ -242,9 +242,10 @@ impl DirectShared {
         // The daemons bring the rest of a connection that the peer has closed, and its end.
         let is_lost = is_gone && !block.is_closed();
         let is_reset = here.reset.is_some() && told.is_ended;
+        let by_peer = (is_lost || is_reset).then_some(Reset::ByPeer);
         Status {
             is_ended: told.is_ended && (here.is_ended || !is_reset),
-            reset: (told.reset.filter(own)).or((is_lost || is_reset).then_some(Reset::ByPeer)),
+            reset: told.reset.filter(own).or(by_peer),
         }
     }
 

@@ -440,3 +440,6 @@ impl Session {
         Ok(Box::new(connection))
     }
 }
+
+#[cfg(test)]
+mod tests;
