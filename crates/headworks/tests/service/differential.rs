@@ -14,6 +14,10 @@
 //! | any call behind these | as before | not compared | the same |
 //! | one-sided operations | | not compared | TCP has none |
 //!
+//! One difference between the ways of the service is not played: through the daemons, an end learns that the other one has closed
+//! only behind the bytes that this one sent before. Until it has received them, sending to it may wait for room. On the direct
+//! path sending fails at once.
+//!
 //! `HEADWORKS_SEED` chooses other programs, and `HEADWORKS_LONG` plays more.
 
 mod ends;

@@ -115,13 +115,14 @@ fn arm(end: &DirectApplication, input: &mut Input<'_>) {
         for event_count in [block.event_count(), block.room_event_count()] {
             match input.byte() % 4 {
                 0 => event_count.arm_to_sleep(),
-                1 => drop(event_count.arm(false)),
-                2 => drop(event_count.arm_in_set()),
+                1 => event_count.arm(false),
+                2 => event_count.arm_in_set(),
                 _ => event_count.disarm(),
             }
         }
         set.drain(|_| {});
-        let _ = (set.event_count().arm(false), set.is_empty());
+        set.event_count().arm(false);
+        let _ = set.is_empty();
     }
 }
 

@@ -610,6 +610,9 @@ impl Player {
         }
         self.has_crossed = is_sent_first && !is_unread && !far.is_ended;
         if is_sent_first {
+            // Daemons tell of the close behind all bytes, so an end that receives nothing would not learn of it.
+            let drained = self.sides[end ^ 1].drain();
+            self.log(at, Call::Receive, drained);
             self.send_in_vain(at, end ^ 1);
         }
         let call = Call::ReceiveRest {
