@@ -59,7 +59,7 @@ pub(super) struct ServiceEnd {
 enum Handles {
     /// The last handle is used.
     Whole(Vec<Stream>),
-    Halves(Reader, Writer),
+    Halves(Box<(Reader, Writer)>),
 }
 
 /// Calls a method that streams and writers have.
@@ -70,7 +70,10 @@ macro_rules! writer {
                 let $writer = streams.last_mut().expect("a handle");
                 $call
             }
-            Handles::Halves(_, $writer) => $call,
+            Handles::Halves(halves) => {
+                let $writer = &mut halves.1;
+                $call
+            }
         }
     };
 }
@@ -83,7 +86,10 @@ macro_rules! reader {
                 let $reader = streams.last_mut().expect("a handle");
                 $call
             }
-            Handles::Halves($reader, _) => $call,
+            Handles::Halves(halves) => {
+                let $reader = &mut halves.0;
+                $call
+            }
         }
     };
 }
@@ -247,8 +253,8 @@ impl End for ServiceEnd {
             }
             Change::DropOthers => drop(streams.drain(..streams.len() - 1)),
             Change::Split => {
-                let (reader, writer) = streams.pop().expect("a handle").split();
-                self.handles = Handles::Halves(reader, writer);
+                let halves = streams.pop().expect("a handle").split();
+                self.handles = Handles::Halves(Box::new(halves));
             }
         }
         Ok(())
