@@ -125,7 +125,10 @@ pub const ALLOWED: &[(&str, &[&str])] = &[
     ("headworks-soak", &["headworks"]),
     ("headworks-capi", &["headworks"]),
     ("headworks-examples", &["headworks"]),
-    ("headworks-examples-tasks", &["headworks", "headworks-examples"]),
+    (
+        "headworks-examples-tasks",
+        &["headworks", "headworks-examples"],
+    ),
     (
         "headworks-fuzz",
         &[

@@ -7,7 +7,6 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 
 use headworks_client::connection::ConnectionShared;
-use headworks_client::control_block::Arrived;
 use headworks_client::{ContractError, WakeSet};
 use headworks_net::waiting::PollHistory;
 use headworks_net::{WaitPhase, Waiter, WakeReason, clock};
@@ -22,12 +21,14 @@ use super::{Listener, PendingConnection, Service, ServiceError, Stream, system};
 #[cfg(feature = "tokio")]
 mod for_tasks;
 mod poll_state;
+mod polled_stream;
 mod waker;
 
 #[cfg(feature = "tokio")]
 pub(crate) use for_tasks::SessionRef;
 use poll_state::PollState;
 pub(super) use poll_state::Polled;
+use polled_stream::PolledStream;
 pub use waker::PollWaker;
 pub(super) use waker::PollerWaker;
 
@@ -178,20 +179,6 @@ pub struct Poller {
     history: PollHistory,
     /// Calls that found something since the session's socket was looked at.
     calls: u32,
-}
-
-struct PolledStream {
-    key: u64,
-    interest: Interest,
-    state: Arc<PollState>,
-    known: ConnectionShared,
-    /// The sets that name it, and its number in each.
-    names: Vec<(usize, u32)>,
-    is_unsettled: bool,
-    /// The received bytes and the status that the last report was about.
-    reported: Option<Arrived>,
-    /// Whether room was reported since the interest was set, or since a call failed for lack of it.
-    is_room_reported: bool,
 }
 
 struct PolledListener {
@@ -726,87 +713,6 @@ impl Drop for Poller {
         if let Ok(mut state) = self.shared.lock() {
             let own = Arc::downgrade(&self.waker);
             state.pollers.retain(|one| !one.ptr_eq(&own));
-        }
-    }
-}
-
-impl PolledStream {
-    /// Returns what is to be reported now.
-    fn report(&mut self, is_gone: bool) -> Option<PollEvent> {
-        let arrived = self.known.arrived();
-        let is_gone = is_gone && self.known.direct().is_none();
-        let is_over = is_gone || arrived.status.reset.is_some();
-        let is_readable = self.interest.receive && {
-            let has_some = arrived.is_some || arrived.status.is_ended;
-            let is_news = !self.interest.is_edge_triggered || self.reported != Some(arrived);
-            (has_some || is_over) && is_news
-        };
-        let is_writable = self.interest.send && {
-            let has_room = is_over || self.has_room();
-            has_room && !(self.interest.is_edge_triggered && self.is_room_reported)
-        };
-        let is_news = !self.interest.is_edge_triggered || self.reported != Some(arrived);
-        let is_hung_up = is_over && is_news;
-        if !(is_readable || is_writable || is_hung_up) {
-            return None;
-        }
-        self.reported = Some(arrived);
-        self.is_room_reported |= is_writable;
-        Some(PollEvent {
-            key: self.key,
-            is_readable,
-            is_writable,
-            is_hung_up: is_over,
-        })
-    }
-
-    /// Has everything reported again.
-    fn forget_reports(&mut self) {
-        self.reported = None;
-        self.is_room_reported = false;
-    }
-
-    /// Whether there is room, as far as the stream's calls have not found otherwise.
-    fn has_room(&mut self) -> bool {
-        let mut blocked = self.state.blocked();
-        if let Some(seen) = *blocked {
-            // The next room is news, also if it was made before this look.
-            self.is_room_reported = false;
-            if seen == self.known.room_now() {
-                return false;
-            }
-        }
-        *blocked = None;
-        true
-    }
-
-    /// Arms the event counts, so that the daemon inserts the stream into the ready set.
-    fn arm(&self) {
-        // The status is reported with what arrives, so it is armed in any case.
-        let count = if self.interest.send { 4 } else { 2 };
-        self.event_counts()
-            .take(count)
-            .for_each(EventCount::arm_in_set);
-    }
-
-    /// The event counts that tell of what arrives, at the daemon and on the direct path, and then those that tell of room.
-    /// Without a direct path each is there twice.
-    fn event_counts(&self) -> impl Iterator<Item = &EventCount> {
-        let block = self.known.block();
-        let direct = self.known.direct();
-        let incoming = direct.map_or(block, |direct| direct.incoming());
-        let outgoing = direct.map_or(block, |direct| direct.outgoing());
-        let arrived = [block.event_count(), incoming.event_count()];
-        let room = [block.room_event_count(), outgoing.room_event_count()];
-        arrived.into_iter().chain(room)
-    }
-
-    /// Removes the names of this stream, which was at `place`. Another stream may have some of them meanwhile.
-    fn take_from(&self, by_name: &mut HashMap<(usize, u32), usize>, place: usize) {
-        for name in &self.names {
-            if by_name.get(name) == Some(&place) {
-                by_name.remove(name);
-            }
         }
     }
 }
