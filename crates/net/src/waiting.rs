@@ -83,6 +83,8 @@ pub struct PollHistory {
     left: u32,
     /// Number of waits that were to skip polling after the last wait that polled in vain.
     penalty: u32,
+    /// Whether the last wait was prompt.
+    is_prompt: bool,
 }
 
 impl Default for PollHistory {
@@ -98,9 +100,12 @@ impl PollHistory {
             budget,
             left: 0,
             penalty: 0,
+            is_prompt: false,
         }
     }
 
+    /// Longest prompt wait. Yielding a core twice takes no longer, if no other thread wants it.
+    const PROMPT: Duration = Duration::from_micros(3);
     /// Greatest number of waits in a row that do not poll.
     const PENALTY_MAX: u32 = 63;
     /// A wait that slept and was no longer than this would have been shorter if it had polled: being woken takes about
@@ -113,6 +118,11 @@ impl PollHistory {
         self.left == 0
     }
 
+    /// Returns whether the last wait was so short that the next one had better keep its core at first.
+    pub fn is_prompt(&self) -> bool {
+        self.is_prompt
+    }
+
     /// Records a wait and how long it took. `polled` is what [`polls`](Self::polls) returned for it.
     pub fn ended(&mut self, polled: bool, took: Duration) {
         let short = if polled { self.budget } else { Self::SHORT };
@@ -122,6 +132,7 @@ impl PollHistory {
             self.penalty = (2 * self.penalty + 1).min(Self::PENALTY_MAX);
             self.left = self.penalty + 1;
         }
+        self.is_prompt = took <= Self::PROMPT;
     }
 }
 
@@ -396,6 +407,17 @@ mod tests {
         // A wait that was short although it slept.
         assert!(!wait(Duration::from_micros(100)));
         assert!(wait(short) && wait(short));
+    }
+
+    #[test]
+    fn a_wait_is_prompt_if_the_one_before_was() {
+        let mut history = PollHistory::default();
+        assert!(!history.is_prompt());
+        for (micros, is_prompt) in [(1, true), (3, true), (4, false), (2, true), (900, false)] {
+            let polls = history.polls();
+            history.ended(polls, Duration::from_micros(micros));
+            assert_eq!(history.is_prompt(), is_prompt, "{micros} µs");
+        }
     }
 
     #[test]

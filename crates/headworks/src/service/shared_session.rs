@@ -5,7 +5,6 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::num::NonZeroU32;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -17,7 +16,7 @@ use headworks_client::session::Event;
 use headworks_client::socket_message::{Reply, Request};
 use headworks_client::{ContractError, Extent, Session};
 use headworks_net::packets::{PacketSocket, RecvOutcome};
-use headworks_net::waiting::{PollHistory, SPIN_BUDGET};
+use headworks_net::waiting::PollHistory;
 use headworks_net::{WaitPhase, Waiter, WakeReason, clock};
 use headworks_shm::fork::ForkGeneration;
 use headworks_shm::{EventCountRef, SharedSegment, View, WakeBy};
@@ -33,9 +32,9 @@ use super::{Refusal, ServiceError, system};
 /// How long the daemon has to answer a request that it can answer by itself, and to take packets from a full socket.
 pub(super) const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Looks at a direct connection after which a waiting thread yields its core. A look is much shorter than a yield, during
-/// which the thread sees nothing; and the peer may need this core.
-const DIRECT_LOOKS: NonZeroU32 = NonZeroU32::new(8).expect("not 0");
+/// Looks at a direct connection before a wait yields its core for the first time, if the wait before was prompt. A look is
+/// much shorter than a yield, during which the thread sees nothing. But the peer may need this core.
+const PROMPT_LOOKS: u32 = 16;
 
 /// The session as all its connections and threads share it.
 pub(super) struct SharedSession {
@@ -344,9 +343,18 @@ impl SharedSession {
         sleeps_on: &SleepsOn,
         history: &mut PollHistory,
         deadline: Option<Instant>,
-        look: impl FnMut(LookFor<'_>) -> Result<Option<T>, ServiceError>,
+        mut look: impl FnMut(LookFor<'_>) -> Result<Option<T>, ServiceError>,
     ) -> Result<T, ServiceError> {
         let (began, polls) = (clock::now(), history.polls());
+        if sleeps_on.is_direct && history.is_prompt() {
+            for _ in 0..PROMPT_LOOKS {
+                if let Some(found) = look(LookFor::Poll)? {
+                    history.ended(polls, clock::now().since(began));
+                    return Ok(found);
+                }
+                std::hint::spin_loop();
+            }
+        }
         let waited = self.wait_for(Some(sleeps_on), polls, deadline, look);
         history.ended(polls, clock::now().since(began));
         waited
@@ -393,9 +401,6 @@ impl SharedSession {
         look: &mut impl FnMut(LookFor<'_>) -> Result<Option<T>, ServiceError>,
     ) -> Result<Option<T>, ServiceError> {
         let mut waiter = Waiter::default();
-        if sleeps_on.is_some_and(|on| on.is_direct) {
-            waiter.set_polling(SPIN_BUDGET, DIRECT_LOOKS);
-        }
         loop {
             let mut found = Ok(None);
             let mut at = |phase| {
