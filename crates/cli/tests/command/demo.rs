@@ -174,7 +174,7 @@ fn an_empty_file_arrives_and_everything_is_shown() {
         demo.until_it_says(&format!("   {row}"));
     }
     demo.until_it_says("4. 300 connections between two applications");
-    for (row, queue_pairs) in [("headworks  ", "2"), ("TCP loopback", "–")] {
+    for (row, queue_pairs) in [("by daemons", "2"), ("direct", "–"), ("TCP loopback", "–")] {
         let line = demo.until_it_says(&format!("   {row}"));
         let words: Vec<_> = line
             .replace(row, "")
@@ -259,7 +259,8 @@ fn ctrl_c_while_the_other_process_stands_still() {
     for (words, role) in [
         ("2. ", "rings"),
         ("single messages there and back", "rings"),
-        ("measuring 300 connections", "echo"),
+        ("measuring 300 connections", "echo-service"),
+        ("measuring 300 direct connections", "echo"),
         ("measuring 300 connections of TCP", "echo"),
     ] {
         let stopped = |_| {
