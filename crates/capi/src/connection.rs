@@ -226,8 +226,8 @@ impl Halves {
     fn show_copy(&mut self, max: usize) -> Result<(*const u8, usize), Error> {
         let (copy, released) = &self.copied;
         if *released >= copy.len() {
-            // What follows on a direct connection may lie in memory of the daemon. It is copied too, so that all
-            // bytes are treated alike.
+            // A direct connection may continue with bytes in memory of the daemon. The library copies them as it copies
+            // the others.
             let copy = self.stream()?.peek()?.to_vec();
             self.copied = (copy, 0);
         }

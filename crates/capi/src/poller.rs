@@ -216,7 +216,7 @@ pub(crate) fn finish(handle: &Handle, connection: &Connection) -> Option<Result<
     }))
 }
 
-/// What a poller reports.
+/// A connection or a listener, which a poller reports.
 enum Pollable<'h> {
     Connection(&'h Connection),
     Port(&'h Port),
@@ -437,7 +437,7 @@ impl Drop for TakenState<'_> {
     }
 }
 
-/// What becomes of the reason why a connection cannot be made.
+/// When the program is told why a connection cannot be made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum FailureReason {
     /// The program is told now.
@@ -536,7 +536,7 @@ impl PollerState {
 
     fn remove(&mut self, handle: &Handle, place: usize) {
         let service = &mut self.service;
-        // It fails only if the stream has left the poller already.
+        // The call fails only if the stream has left the poller already.
         let _ = match handle.kind() {
             Kind::Connection(connection) => connection.in_poller(|stage| {
                 match stage {

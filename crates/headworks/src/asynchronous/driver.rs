@@ -29,7 +29,7 @@ use crate::service::{
 /// Looks at the poller between two turns of the other tasks.
 const LOOKS: u32 = 8;
 
-/// What a task waits for.
+/// Direction of a stream for which a task waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Direction {
     /// Something to receive, or a connection to accept.
@@ -142,7 +142,7 @@ impl Driver {
 
 impl Drop for Driver {
     fn drop(&mut self) {
-        // Its task, which sleeps, ends.
+        // The driver's task may sleep. This wake-up has it end.
         self.waker.wake();
     }
 }
@@ -263,7 +263,7 @@ impl Registration {
             }
             key
         };
-        // What was added may be ready, and the task may sleep.
+        // The stream, listener or connection may be ready already, and the driver's task may sleep.
         driver.waker.wake();
         Ok(Self {
             driver,
@@ -274,7 +274,7 @@ impl Registration {
 
     /// Has the driver leave a stream alone.
     pub(super) fn leave_stream(&self, stream: &mut Stream) {
-        // It is in no other poller.
+        // This fails only if the stream is in no poller any more.
         let _ = self.driver.state().poller.remove(stream);
     }
 
@@ -300,7 +300,7 @@ impl Registration {
                 none => *none = Some(cx.waker().clone()),
             }
         }
-        // Whatever came before the waker was there is found now.
+        // The second attempt finds bytes, room and connections that came before the waker was stored.
         match attempt().transpose() {
             Some(done) => Poll::Ready(done),
             None if self.driver.is_over.load(Ordering::Acquire) => {

@@ -283,7 +283,7 @@ fn the_daemons_carry_bytes_of_the_one_way_only() {
     }
 }
 
-/// What a daemon refuses is refused with the same error in both ways.
+/// A daemon refuses the same calls with the same errors in both ways.
 #[test]
 fn limits_are_the_same_in_both_ways() {
     let refusals = [false, true].map(|is_direct| {

@@ -21,7 +21,7 @@ pub trait EchoSocket: Read + Write + Sized {
     type Ready: ReadySet<Self>;
 }
 
-/// What the connections of a kind belong to.
+/// The service that streams belong to; nothing for TCP connections.
 pub type Context<S> = <<S as EchoSocket>::Ready as ReadySet<S>>::Context;
 
 impl EchoSocket for TcpStream {

@@ -15,7 +15,7 @@ const EVENTS: usize = 64;
 
 /// Connections that a thread waits for, each with a number.
 pub trait ReadySet<S>: Sized {
-    /// What the connections belong to.
+    /// The service that streams belong to; nothing for TCP connections.
     type Context: Clone + Send + 'static;
 
     /// Makes an empty set.

@@ -1,4 +1,4 @@
-//! What tasks of the tokio runtime need of a poller.
+//! Calls of a poller that the streams for tasks of the tokio runtime use.
 
 use std::sync::Arc;
 

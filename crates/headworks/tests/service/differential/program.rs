@@ -140,13 +140,13 @@ pub(super) enum Call {
 /// Result of a step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Outcome {
-    /// It did what it should with so many bytes.
+    /// The step did its work with so many bytes.
     Done(usize),
     /// The stream ended after so many bytes.
     Ended(usize),
     /// A call failed after so many bytes. The text is that of the service.
     Failed(usize, ErrorKind, String),
-    /// What was due did not come.
+    /// The call made no progress although bytes, an end or room was due.
     Stuck(usize),
     /// The step has no effect in this state.
     Skipped,
@@ -629,7 +629,7 @@ impl Player {
                 Some(Err(error)) => Outcome::failed(len, error),
             };
         }
-        // What did not arrive does not arrive any more.
+        // Bytes that have not arrived do not arrive any more.
         side.coming.clear();
         self.log(at, call, rest);
         if !is_sent_first {
