@@ -41,25 +41,42 @@ pub(super) enum Direction {
 /// The wakers of the tasks that wait for one stream, listener or pending connection.
 #[derive(Debug, Default)]
 struct Waiting {
-    receive: Mutex<Option<Waker>>,
-    send: Mutex<Option<Waker>>,
+    receive: Mutex<Vec<Waker>>,
+    send: Mutex<Vec<Waker>>,
 }
 
+/// Most wakers that are kept for a listener. Beyond that all are woken: the tasks that still wait leave theirs again.
+const WAKERS_MAX: usize = 64;
+
 impl Waiting {
-    fn waker(&self, direction: Direction) -> MutexGuard<'_, Option<Waker>> {
-        let waker = match direction {
+    fn wakers(&self, direction: Direction) -> MutexGuard<'_, Vec<Waker>> {
+        let wakers = match direction {
             Direction::Receive => &self.receive,
             Direction::Send => &self.send,
         };
-        waker.lock().unwrap_or_else(PoisonError::into_inner)
+        wakers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Stores the waker of a task: beside others if `is_shared`, else in the place of the one before.
+    fn store(&self, direction: Direction, waker: &Waker, is_shared: bool) {
+        let mut wakers = self.wakers(direction);
+        if wakers.iter().any(|known| known.will_wake(waker)) {
+            return;
+        }
+        if !is_shared {
+            wakers.clear();
+        }
+        wakers.push(waker.clone());
+        if wakers.len() > WAKERS_MAX {
+            drop(wakers);
+            self.wake(direction);
+        }
     }
 
     fn wake(&self, direction: Direction) {
-        // Taken first: the lock is not held while the task is woken.
-        let waker = self.waker(direction).take();
-        if let Some(waker) = waker {
-            waker.wake();
-        }
+        // Taken first: the lock is not held while tasks are woken.
+        let wakers = std::mem::take(&mut *self.wakers(direction));
+        wakers.into_iter().for_each(Waker::wake);
     }
 }
 
@@ -215,6 +232,8 @@ pub(super) struct Registration {
     driver: Arc<Driver>,
     waiting: Arc<Waiting>,
     key: usize,
+    /// Whether several tasks may wait in the same direction.
+    is_shared: bool,
 }
 
 impl std::fmt::Debug for Registration {
@@ -236,9 +255,11 @@ impl Registration {
 
     /// Registers a listener.
     pub(super) fn of_listener(listener: &Listener) -> Result<Self, ServiceError> {
-        Self::of(&listener.session(), |poller, key| {
+        let mut registration = Self::of(&listener.session(), |poller, key| {
             poller.add_listener_for_news(listener, key)
-        })
+        })?;
+        registration.is_shared = true;
+        Ok(registration)
     }
 
     /// Registers a connection that is not established yet. It is reported as [`Direction::Send`], once.
@@ -269,6 +290,7 @@ impl Registration {
             driver,
             waiting,
             key,
+            is_shared: false,
         })
     }
 
@@ -293,13 +315,7 @@ impl Registration {
         if let Some(done) = attempt().transpose() {
             return Poll::Ready(done);
         }
-        {
-            let mut waker = self.waiting.waker(direction);
-            match &mut *waker {
-                Some(known) => known.clone_from(cx.waker()),
-                none => *none = Some(cx.waker().clone()),
-            }
-        }
+        self.waiting.store(direction, cx.waker(), self.is_shared);
         // The second attempt finds bytes, room and connections that came before the waker was stored.
         match attempt().transpose() {
             Some(done) => Poll::Ready(done),

@@ -397,7 +397,7 @@ pub struct AsyncListener {
 }
 
 impl AsyncListener {
-    /// Wraps a listener. Several tasks may not wait for a connection at the same time.
+    /// Wraps a listener. Several tasks may wait for a connection at the same time.
     ///
     /// # Errors
     ///

@@ -3,6 +3,7 @@
 use std::future::poll_fn;
 use std::io::IoSlice;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::task::Poll;
 use std::thread;
@@ -306,4 +307,31 @@ fn a_reset_the_end_of_the_daemon_and_that_of_the_runtime_wake_a_task() {
         });
         println!("{sent}");
     }
+}
+
+#[test]
+fn several_tasks_accept_at_one_listener() {
+    both_ways(|daemon| {
+        let service = daemon.attach();
+        run(move || async move {
+            let listener = service.listen(0, 8).expect("listens");
+            let listener = Arc::new(AsyncListener::new(listener).expect("a poller"));
+            let at = listener.get_ref().local_addr().expect("an address");
+            let accepting: Vec<_> = (0..3)
+                .map(|_| {
+                    let listener = listener.clone();
+                    tokio::spawn(async move { listener.accept().await.map(drop) })
+                })
+                .collect();
+            // All of them wait now.
+            tokio::task::yield_now().await;
+            for _ in 0..3 {
+                let connected = AsyncStream::connect(&service, at).await;
+                drop(connected.expect("connects"));
+            }
+            for task in accepting {
+                task.await.expect("the task succeeds").expect("accepts");
+            }
+        });
+    });
 }
