@@ -88,6 +88,7 @@ use headworks_verbs::{Duration, Instant};
 mod attachment;
 mod chunk;
 mod datagrams;
+mod descriptor_thread;
 mod leader_followers;
 mod listener;
 mod pair_socket;
@@ -214,12 +215,9 @@ pub enum ServiceError {
     /// The stream is not in this poller.
     #[error("the stream is not in this poller: add it before")]
     NotInPoller,
-    /// The connection is direct, and has no descriptor.
-    #[error(
-        "a direct connection has no descriptor: use a Poller; or make the descriptor of the listener before it is connected \
-         to, or connect with Service::connect_start"
-    )]
-    NoDescriptor,
+    /// The connection is direct, and a descriptor was made for it, so it can be in no poller.
+    #[error("a direct stream with a descriptor can be in no poller: poll the descriptor")]
+    HasDescriptor,
     /// The address is not that of the daemon, so nothing can be bound to it.
     #[error("{}", not_own(*.own))]
     NotOwnAddress {
@@ -301,7 +299,7 @@ impl From<ServiceError> for io::Error {
             | ServiceError::OtherSession
             | ServiceError::InPoller
             | ServiceError::NotInPoller => ErrorKind::InvalidInput,
-            ServiceError::NoDescriptor => ErrorKind::Unsupported,
+            ServiceError::HasDescriptor => ErrorKind::Unsupported,
             ServiceError::DaemonGone => ErrorKind::ConnectionAborted,
             ServiceError::NoDaemon { source, .. } => source.kind(),
             _ => ErrorKind::Other,

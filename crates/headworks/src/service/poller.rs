@@ -26,8 +26,7 @@ mod waker;
 
 #[cfg(feature = "tokio")]
 pub(crate) use for_tasks::SessionRef;
-use poll_state::PollState;
-pub(super) use poll_state::Polled;
+pub(super) use poll_state::{PollState, Polled};
 use polled_stream::PolledStream;
 pub use waker::PollWaker;
 pub(super) use waker::PollerWaker;
@@ -177,6 +176,8 @@ pub struct Poller {
     pairs_gone: u64,
     waiter: Waiter,
     history: PollHistory,
+    /// Whether waits may keep their core at first.
+    may_poll: bool,
     /// Calls that found something since the session's socket was looked at.
     calls: u32,
 }
@@ -220,7 +221,8 @@ impl Poller {
         Self::of(service.0.session(None)?)
     }
 
-    fn of(shared: Arc<SharedSession>) -> Result<Self, ServiceError> {
+    /// Makes a poller for a session.
+    pub(super) fn of(shared: Arc<SharedSession>) -> Result<Self, ServiceError> {
         let waker = Arc::new(PollerWaker::new()?);
         let watch = |errno: rustix::io::Errno| system("epoll")(errno.into());
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(watch)?;
@@ -246,8 +248,14 @@ impl Poller {
             pairs_gone: 0,
             waiter: Waiter::default(),
             history: PollHistory::default(),
+            may_poll: true,
             calls: 0,
         })
+    }
+
+    /// Has waits sleep at once, whatever came shortly after earlier ones began.
+    pub(super) fn never_polls(&mut self) {
+        self.may_poll = false;
     }
 
     /// Returns a handle by which other threads end a wait.
@@ -260,6 +268,7 @@ impl Poller {
     /// # Errors
     ///
     /// [`ServiceError::OtherSession`]. [`ServiceError::InPoller`]: the stream is in a poller already.
+    /// [`ServiceError::HasDescriptor`]: the stream is direct, and [`Stream::readiness`] made a descriptor for it.
     /// [`ServiceError::Busy`]: a call of another handle is in progress. [`ServiceError::Contract`]: the daemon is of an
     /// older version, which serves no pollers. [`ServiceError::Forked`].
     pub fn add(
@@ -272,8 +281,31 @@ impl Poller {
         self.check_session(stream.shared())?;
         let known = stream.known()?;
         let names = self.names_of(&known)?;
-        let state = stream.connection().polled.enter();
-        let state = state.ok_or(ServiceError::InPoller)?;
+        let state = stream.connection().polled.enter()?;
+        self.insert((known, names), state, key, interest);
+        Ok(())
+    }
+
+    /// Adds the connection of a stream that has entered this poller already.
+    pub(super) fn add_known(
+        &mut self,
+        known: ConnectionShared,
+        state: Arc<PollState>,
+        key: u64,
+        interest: Interest,
+    ) -> Result<(), ServiceError> {
+        let names = self.names_of(&known)?;
+        self.insert((known, names), state, key, interest);
+        Ok(())
+    }
+
+    fn insert(
+        &mut self,
+        (known, names): (ConnectionShared, Vec<(usize, u32)>),
+        state: Arc<PollState>,
+        key: u64,
+        interest: Interest,
+    ) {
         let place = self.streams.insert(PolledStream {
             key,
             interest,
@@ -291,7 +323,6 @@ impl Poller {
                 self.forget(before);
             }
         }
-        Ok(())
     }
 
     /// Changes the interest in a stream.
@@ -424,7 +455,7 @@ impl Poller {
         events: &mut Vec<PollEvent>,
         deadline: Option<Instant>,
     ) -> Result<(), ServiceError> {
-        let (began, polls) = (clock::now(), self.history.polls());
+        let (began, polls) = (clock::now(), self.may_poll && self.history.polls());
         let mut waiter = match polls {
             true => self.waiter,
             false => Waiter::new(headworks_verbs::Duration::ZERO, Default::default()),

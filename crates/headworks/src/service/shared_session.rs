@@ -24,6 +24,7 @@ use headworks_verbs::{Duration, Instant};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
 
+use super::descriptor_thread::DescriptorThread;
 use super::leader_followers::LeaderFollowers;
 use super::pair_socket::PairSockets;
 use super::poller::PollerWaker;
@@ -49,6 +50,8 @@ pub(super) struct SharedSession {
     packets: AtomicU64,
     /// Whether the daemon has hung up.
     is_hung_up: AtomicBool,
+    /// The thread that makes the descriptors of direct connections ready.
+    pub(super) descriptor_thread: DescriptorThread,
     /// A duplicate of the descriptor of `pairs`, to sleep on without the lock.
     pairs_fd: OwnedFd,
     made_by: ForkGeneration,
@@ -230,6 +233,7 @@ impl SharedSession {
                 .map_err(|errno| system("eventfd")(errno.into()))?,
             packets: AtomicU64::new(0),
             is_hung_up: AtomicBool::new(false),
+            descriptor_thread: DescriptorThread::default(),
             made_by: ForkGeneration::current(),
         };
         shared.exchange(&mut *shared.lock()?)?;

@@ -13,6 +13,7 @@ use headworks_client::connection::{
 use headworks_verbs::{Duration, Instant};
 
 use super::chunk::{COPIED_MAX, Chunk};
+use super::descriptor_thread;
 use super::peeked::{Lent, Peeked};
 use super::poller::Polled;
 use super::readiness_socket::{Readiness, ReadinessSocket};
@@ -197,18 +198,21 @@ impl Stream {
     }
 
     /// Returns a descriptor to poll: readable while there is something to receive, or the end of the stream;
-    /// writable while there is room; hung up once the connection is reset or the daemon is gone. Readiness
-    /// may be spurious. The descriptor may become ready a little after the bytes can be received.
+    /// writable while there is room; hung up once the connection is reset or, unless it is direct, the daemon is gone.
+    /// Readiness may be spurious. The descriptor may become ready a little after the bytes can be received.
     ///
-    /// The first call makes the descriptor, and each call returns the same one. It becomes unready when
-    /// [`recv`](Self::recv) or [`send`](Self::send) finds that there is nothing more. Call them until they fail with
-    /// [`ServiceError::WouldBlock`], or poll again.
+    /// A thread of this process makes the descriptors of direct connections ready: one thread for each session, from the first
+    /// such descriptor to the last. A [`Poller`](super::Poller) needs no thread and makes fewer system calls.
+    ///
+    /// The first call makes the descriptor, and each call returns the same one. It becomes unready when [`recv`](Self::recv) or
+    /// [`send`](Self::send) finds that there is nothing more. Call them until they fail with [`ServiceError::WouldBlock`], or
+    /// poll again.
     ///
     /// # Errors
     ///
-    /// [`ServiceError::Refused`] if the daemon has too few descriptors. [`ServiceError::Busy`] if a call of another
-    /// handle is in progress when the descriptor is to be made. [`ServiceError::InPoller`],
-    /// [`ServiceError::NoDescriptor`], [`ServiceError::DaemonGone`], [`ServiceError::System`].
+    /// [`ServiceError::Refused`] if the daemon has too few descriptors. [`ServiceError::Busy`] if a call of another handle is in
+    /// progress when the descriptor is to be made. [`ServiceError::InPoller`], [`ServiceError::DaemonGone`],
+    /// [`ServiceError::System`].
     pub fn readiness(&mut self) -> Result<&Readiness, ServiceError> {
         let connection = &*self.writer.connection;
         if connection.readiness.get().is_none() {
@@ -216,25 +220,24 @@ impl Stream {
             if connection.polled.current().is_some() {
                 return Err(ServiceError::InPoller);
             }
-            if connection.direct.is_some() {
-                return Err(ServiceError::NoDescriptor);
-            }
-            // A call in progress relies on packets to wake it.
-            let sending = self.writer.cell.try_lock();
-            let (Some(mut sending), Some(mut receiving)) = (sending, self.reader.cell.try_lock())
-            else {
-                return Err(ServiceError::Busy);
-            };
+            // A call in progress relies on other means to wake it.
+            let mut sending = self.writer.cell.try_lock().ok_or(ServiceError::Busy)?;
+            let mut receiving = self.reader.cell.try_lock().ok_or(ServiceError::Busy)?;
             // Another handle may have made it meanwhile.
             if connection.readiness.get().is_none() {
                 let (watch, other) =
                     ReadinessSocket::new_pair().map_err(system("a pair of sockets"))?;
                 // They were armed for wake-ups by packet; from now on the daemon signals by the descriptor.
-                let block = sending.half.half.block();
-                block.event_count().disarm();
-                block.room_event_count().disarm();
-                let request = |session: &mut Session| session.watch(connection.handle);
-                connection.shared.request_with_fd(other, request)?;
+                let half = &sending.half.half;
+                half.block().event_count().disarm();
+                half.block().room_event_count().disarm();
+                match &connection.direct {
+                    None => {
+                        let request = |session: &mut Session| session.watch(connection.handle);
+                        connection.shared.request_with_fd(other, request)?;
+                    }
+                    Some(_) => descriptor_thread::watch(connection, (**half).clone(), other)?,
+                }
                 let _ = connection.readiness.set(watch.readiness().clone());
                 receiving.watch = Some(watch.another());
                 sending.half.watch = Some(watch);

@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::ops::{Deref, DerefMut};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError, Weak};
 
 use headworks_client::connection::{ConnectionShared, ReceiveHalf, SendHalf, Wake};
@@ -15,7 +16,7 @@ use headworks_verbs::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags};
 
 use super::pair_socket::PairSocket;
-use super::poller::Polled;
+use super::poller::{PollState, Polled};
 use super::readiness_socket::{Readiness, ReadinessSocket};
 use super::shared_session::{LookFor, SharedSession, SleepsOn};
 use super::{Refusal, ServiceError, system};
@@ -97,7 +98,7 @@ pub(super) struct ServiceConnection {
     pub(super) handle: u32,
     pub(super) local: SocketAddr,
     pub(super) peer: SocketAddr,
-    /// The descriptor by which the daemon signals readiness, once it was made.
+    /// The descriptor for callers that poll, once it was made.
     pub(super) readiness: OnceLock<Readiness>,
     /// The direct path, if the connection has one, and the socket of its pair.
     pub(super) direct: Option<(Arc<DirectShared>, Option<Arc<PairSocket>>)>,
@@ -107,8 +108,11 @@ pub(super) struct ServiceConnection {
 
 impl Drop for ServiceConnection {
     fn drop(&mut self) {
-        if let Some(state) = self.polled.current() {
+        if let Some(state) = self.polled.any() {
             state.leave();
+        }
+        if self.direct.is_some() && self.readiness.get().is_some() && self.shared.check().is_ok() {
+            self.shared.descriptor_thread.wake();
         }
         let Ok(mut state) = self.shared.lock() else {
             return;
@@ -285,7 +289,8 @@ pub(super) struct StreamHalf<H> {
     pub(super) connection: Arc<ServiceConnection>,
     /// How long its waits were.
     history: PollHistory,
-    /// The socket by which the daemon signals readiness, if the stream is polled.
+    /// The socket by which the daemon or, on the direct path, the session's thread for descriptors signals readiness, once
+    /// the stream has a descriptor.
     pub(super) watch: Option<ReadinessSocket>,
 }
 
@@ -342,14 +347,14 @@ impl<H: ConnectionHalf> StreamHalf<H> {
             if shared.is_hung_up() && !is_direct {
                 return act(half)?.ok_or(ServiceError::DaemonGone);
             }
-            if let Some(seen) = half.room() {
-                poller.block(seen);
+            if let Some(done) = block_and_look(half, &poller, &mut act)? {
+                return Ok(done);
             }
             return Err(ServiceError::WouldBlock);
         }
         if let Some(watch) = self.watch.as_mut().filter(|watch| !watch.is_hung_up()) {
             let mut polled = FdWait {
-                shared,
+                connection,
                 watch,
                 half,
             };
@@ -360,13 +365,13 @@ impl<H: ConnectionHalf> StreamHalf<H> {
             match done {
                 Some(done) => return Ok(done),
                 None if !watch.is_hung_up() => return Err(ServiceError::WouldBlock),
-                // From here on the daemon signals by packets, if it is still there.
+                // From here on the daemon signals by packets, if it is still there, and the peer as without a descriptor.
                 None => {}
             }
         }
         let is_hung_up = self.watch.as_ref().is_some_and(ReadinessSocket::is_hung_up);
         let is_known_why = half.status().reset.is_some();
-        if limits.is_nonblocking && (!is_hung_up || is_known_why) {
+        if limits.is_nonblocking && (is_direct || !is_hung_up || is_known_why) {
             let mut state = shared.lock()?;
             match shared.exchange(&mut state) {
                 Err(ServiceError::DaemonGone | ServiceError::Refused(_)) if is_direct => {
@@ -423,9 +428,27 @@ impl<H: ConnectionHalf> StreamHalf<H> {
     }
 }
 
-/// A direction for which the daemon signals readiness by a descriptor.
+/// Tells the poller that a call found no room, and looks once more. The poller may have looked between the call and that.
+fn block_and_look<H: ConnectionHalf, T>(
+    half: &mut H,
+    poller: &PollState,
+    act: &mut impl FnMut(&mut H) -> Result<Option<T>, ServiceError>,
+) -> Result<Option<T>, ServiceError> {
+    while let Some(seen) = half.room() {
+        poller.block(seen);
+        if let Some(done) = act(half)? {
+            return Ok(Some(done));
+        }
+        if half.room() == Some(seen) {
+            break;
+        }
+    }
+    Ok(None)
+}
+
+/// A direction of a stream that has a descriptor.
 struct FdWait<'s, H> {
-    shared: &'s SharedSession,
+    connection: &'s ServiceConnection,
     watch: &'s mut ReadinessSocket,
     half: &'s mut H,
 }
@@ -436,14 +459,18 @@ impl<H: ConnectionHalf> FdWait<'_, H> {
         &mut self,
         act: &mut impl FnMut(&mut H) -> Result<Option<T>, ServiceError>,
     ) -> Result<Option<T>, ServiceError> {
+        let shared = &self.connection.shared;
         let mut is_full = false;
         loop {
             if self.half.is_withheld() {
                 // The bytes to read, or the ring to write, may lie in a slab that is still in the session's
                 // socket.
-                let mut state = self.shared.lock()?;
-                self.shared.exchange(&mut state)?;
+                let mut state = shared.lock()?;
+                shared.exchange(&mut state)?;
                 self.half.refresh(state.session.slabs());
+            }
+            if self.connection.direct.is_some() {
+                return self.look_direct(act);
             }
             let (is_there, is_armed_now) = match H::KIND {
                 HalfKind::Receive => (true, self.watch.arm(self.half)),
@@ -459,7 +486,7 @@ impl<H: ConnectionHalf> FdWait<'_, H> {
                 // The socket was filled although there is room: the daemon empties it, now or at its next
                 // look.
                 if H::KIND == HalfKind::Send && self.half.nudge() == Wake::Needed {
-                    self.shared.wake()?;
+                    shared.wake()?;
                 }
                 return Ok(Some(done));
             }
@@ -478,6 +505,38 @@ impl<H: ConnectionHalf> FdWait<'_, H> {
             // The daemon gave the reason before it hung up.
             self.watch.hang_up();
             return act(self.half);
+        }
+    }
+
+    /// Does what [`look`](Self::look) does where the session's thread for descriptors makes the descriptor ready.
+    fn look_direct<T>(
+        &mut self,
+        act: &mut impl FnMut(&mut H) -> Result<Option<T>, ServiceError>,
+    ) -> Result<Option<T>, ServiceError> {
+        let Some(state) = self.connection.polled.of_descriptor() else {
+            self.watch.hang_up();
+            return act(self.half);
+        };
+        match H::KIND {
+            HalfKind::Receive => {
+                // A byte that the thread writes from here on is for what arrives from here on, or spurious.
+                if !self.watch.drain_all() {
+                    self.watch.hang_up();
+                }
+                act(self.half)
+            }
+            HalfKind::Send => {
+                if !self.watch.fill() {
+                    self.watch.hang_up();
+                }
+                let done = block_and_look(self.half, &state, act)?;
+                if done.is_some() {
+                    // The socket was filled although there is room, which the thread may have reported before.
+                    state.wants_room.store(true, Ordering::Release);
+                    self.connection.shared.descriptor_thread.wake();
+                }
+                Ok(done)
+            }
         }
     }
 

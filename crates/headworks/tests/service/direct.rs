@@ -219,17 +219,11 @@ fn the_death_of_a_process_is_noticed_with_and_without_its_daemon() {
     }
 }
 
+/// Who asks for a descriptor before the connection is made gets it from the daemon.
 #[test]
-fn a_direct_connection_has_no_descriptor() {
+fn a_connection_requested_with_a_descriptor_goes_through_the_daemon() {
     let daemon = DaemonProcess::start_with(true);
     let service = daemon.attach();
-    let (mut near, _far) = connected(&service);
-    let refused = near.readiness().map(drop);
-    assert!(
-        matches!(refused, Err(ServiceError::NoDescriptor)),
-        "{refused:?}"
-    );
-    // A connection that is requested with a descriptor goes through the daemon, and has one.
     let listener = service.listen(0, 1).expect("listens");
     let at = listener.local_addr().expect("an address");
     let mut pending = service.connect_start(at).expect("starts");

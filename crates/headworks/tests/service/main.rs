@@ -1,6 +1,7 @@
 //! Streams through a daemon, which is another process: handles, addresses, limits, and a daemon that restarts.
 
 mod daemon;
+mod descriptors;
 mod differential;
 mod direct;
 mod direct_kills;

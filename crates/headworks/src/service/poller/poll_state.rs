@@ -5,6 +5,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use headworks_client::control_block::Room;
 
+use crate::service::ServiceError;
+
 /// What a stream's calls tell the poller that it is in.
 #[derive(Debug, Default)]
 pub(in crate::service) struct PollState {
@@ -12,10 +14,14 @@ pub(in crate::service) struct PollState {
     is_active: AtomicBool,
     /// What the last call that found no room saw of the room, if no room was found since.
     blocked: Mutex<Option<Room>>,
+    /// Whether the poller is that of the session's thread for descriptors. Calls may wait then.
+    is_for_descriptor: bool,
+    /// Whether the descriptor is to be made writable, although no room was made since it was made unwritable.
+    pub(in crate::service) wants_room: AtomicBool,
 }
 
 impl PollState {
-    pub(super) fn is_active(&self) -> bool {
+    pub(in crate::service) fn is_active(&self) -> bool {
         self.is_active.load(Ordering::Relaxed)
     }
 
@@ -42,25 +48,59 @@ pub(in crate::service) struct Polled {
 }
 
 impl Polled {
-    /// Returns the state to share with a poller that the stream enters; `None` if it is in one.
-    pub(super) fn enter(&self) -> Option<Arc<PollState>> {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        if state.as_ref().is_some_and(|state| state.is_active()) {
-            return None;
-        }
-        let new = Arc::new(PollState::default());
-        new.is_active.store(true, Ordering::Relaxed);
-        *state = Some(new.clone());
-        self.was_ever.store(true, Ordering::Release);
-        Some(new)
+    /// Returns the state to share with a poller that the stream enters.
+    ///
+    /// # Errors
+    ///
+    /// [`ServiceError::InPoller`]. [`ServiceError::HasDescriptor`]: a direct stream has a descriptor.
+    pub(super) fn enter(&self) -> Result<Arc<PollState>, ServiceError> {
+        self.enter_as(false)
     }
 
-    /// Returns what the stream shares with the poller that it is in.
+    /// Does what [`enter`](Self::enter) does, for the poller of the session's thread for descriptors.
+    pub(in crate::service) fn enter_for_descriptor(&self) -> Result<Arc<PollState>, ServiceError> {
+        self.enter_as(true)
+    }
+
+    fn enter_as(&self, is_for_descriptor: bool) -> Result<Arc<PollState>, ServiceError> {
+        let mut state = self.lock();
+        match state.as_ref().filter(|state| state.is_active()) {
+            Some(state) if state.is_for_descriptor => return Err(ServiceError::HasDescriptor),
+            Some(_) => return Err(ServiceError::InPoller),
+            None => {}
+        }
+        let new = Arc::new(PollState {
+            is_active: AtomicBool::new(true),
+            is_for_descriptor,
+            ..PollState::default()
+        });
+        *state = Some(new.clone());
+        self.was_ever.store(true, Ordering::Release);
+        Ok(new)
+    }
+
+    /// Returns what the stream shares with the poller that a caller has put it in.
     pub(in crate::service) fn current(&self) -> Option<Arc<PollState>> {
+        let state = self.any();
+        state.filter(|state| !state.is_for_descriptor)
+    }
+
+    /// Returns what the stream shares with the session's thread for descriptors.
+    pub(in crate::service) fn of_descriptor(&self) -> Option<Arc<PollState>> {
+        let state = self.any();
+        state.filter(|state| state.is_for_descriptor)
+    }
+
+    /// Returns what the stream shares with whichever poller it is in.
+    pub(in crate::service) fn any(&self) -> Option<Arc<PollState>> {
         if !self.was_ever.load(Ordering::Acquire) {
             return None;
         }
-        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let state = self.lock();
         state.clone().filter(|state| state.is_active())
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Arc<PollState>>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
