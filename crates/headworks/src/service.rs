@@ -53,8 +53,8 @@
 //!
 //! Where the daemons allow it, two applications of one machine exchange bytes without their daemons
 //! ([`Stream::is_direct`]). The calls are the same. [`Stream::peek`] and [`Stream::recv_chunk`] then return copies, because the
-//! other application could change what they lend. [`Stream::readiness`] fails: use a [`Poller`]. The connection outlives its
-//! daemons.
+//! other application could change what they lend. The descriptor of [`Stream::readiness`] is made ready by a thread of this
+//! process; a [`Poller`] needs none. The connection outlives its daemons.
 //!
 //! # Messages
 //!
