@@ -23,7 +23,6 @@ use crate::domain::{self, DomainError};
 use crate::ecn::PoolLevel;
 use crate::ids::{DomainId, DomainPart, PeerId, SessionId, Signal, Tenant, WatchId, WorkerId};
 use crate::limits::DaemonLimits;
-use crate::pair_memory::DirectQuota;
 use crate::session_memory::{MemoryObserver, SessionMemory};
 use crate::snapshot::{
     ApplicationSnapshot, DomainSnapshot, ObjectCounts, PoolSnapshot, Snapshot, Traffic,
@@ -147,8 +146,6 @@ struct ClientSession {
     parts: Vec<Option<usize>>,
     /// Whether the application takes direct connections.
     takes_direct: bool,
-    /// Bytes that its direct connections may use.
-    direct_quota: Arc<DirectQuota>,
     /// Number of its latest pair.
     last_pair: u32,
 }
@@ -489,7 +486,7 @@ impl Daemon {
                 traffic += pair.traffic();
             }
             let (in_use, allocated) = of.memory.bytes();
-            let direct = of.direct_quota.in_use();
+            let direct = of.memory.quota().direct();
             let (in_use, allocated) = (in_use + direct, allocated + direct);
             Some(ApplicationSnapshot {
                 session: *session,
@@ -515,7 +512,7 @@ impl Daemon {
                     counts += part.object_counts();
                 }
             }
-            for memory in domain.memories.iter().filter_map(MemoryObserver::counts) {
+            for memory in domain.memories.iter().map(MemoryObserver::counts) {
                 let (in_use, allocated, overwritten) = memory;
                 counts += ObjectCounts {
                     sessions: 1,

@@ -19,6 +19,7 @@
 //! | `connection`, `egress`, `ingress` | a connection's end: its states, sending half and receiving half |
 //! | `pool_waiters` | connections that wait for the receive pool, and which of them do without: pure |
 //! | `exports` | memory exported to the peer: pure |
+//! | `memory_quota` | limit on the slabs and the direct connections of one application |
 //! | [`pair_memory`] | memory of direct connections: blocks and rings in which one session sends to another of this machine |
 //! | `session`, [`session_memory`] | an application: its doorbell and handles, its slabs |
 //! | [`link_rate`] | rate of a group whose receiver asks for less: pure |
@@ -69,6 +70,7 @@ mod ingress;
 pub mod limits;
 pub mod link_rate;
 pub mod log_ratelimit;
+mod memory_quota;
 pub mod metrics;
 pub mod pair_memory;
 pub mod pool;

@@ -2,7 +2,6 @@
 //! one session has with another session of this machine. Both applications map it. The daemon of the sender allocates it.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use headworks_client::direct::{self, DirectPlace, HEADER_BYTES, PAIR_CONNECTIONS, RING_MAX};
@@ -13,49 +12,17 @@ use headworks_verbs::{AllocRequest, Buffer, Device, Pages};
 use slab::Slab;
 
 use crate::allocator::{ExtentAllocator, log_of};
+use crate::memory_quota::MemoryQuota;
 use crate::snapshot::Traffic;
 
 /// Length of a direct connection's first ring, in bytes.
 const FIRST_RING: u32 = 2048;
 
-/// Bytes that a session's direct connections may use, and use, in all of its pairs.
-#[derive(Debug)]
-pub(crate) struct DirectQuota {
-    most: u64,
-    in_use: AtomicU64,
-}
-
-impl DirectQuota {
-    pub(crate) fn new(most: u64) -> Self {
-        Self {
-            most,
-            in_use: AtomicU64::new(0),
-        }
-    }
-
-    /// Bytes in use.
-    pub(crate) fn in_use(&self) -> u64 {
-        self.in_use.load(Ordering::Relaxed)
-    }
-
-    fn take(&self, bytes: u64) -> bool {
-        let take = |used: u64| Some(used + bytes).filter(|used| *used <= self.most);
-        let taken = self
-            .in_use
-            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, take);
-        taken.is_ok()
-    }
-
-    fn give(&self, bytes: u64) {
-        self.in_use.fetch_sub(bytes, Ordering::Relaxed);
-    }
-}
-
 /// Memory of one direction of a pair.
 pub struct PairMemory {
     buffer: Arc<dyn Buffer>,
     slabs: Slabs,
-    quota: Arc<DirectQuota>,
+    quota: Arc<MemoryQuota>,
     state: Mutex<State>,
 }
 
@@ -83,7 +50,7 @@ impl PairMemory {
     pub(crate) fn new(
         device: &dyn Device,
         bytes: u32,
-        quota: Arc<DirectQuota>,
+        quota: Arc<MemoryQuota>,
     ) -> Result<Arc<Self>, Refusal> {
         let request = AllocRequest {
             len: bytes as usize,
@@ -124,19 +91,19 @@ impl PairMemory {
     }
 
     fn take(&self, state: &mut State, bytes: u32) -> Option<Extent> {
-        if !self.quota.take(bytes.into()) {
+        if !self.quota.take_direct(bytes.into()) {
             return None;
         }
         let taken = state.pool.take(log_of(bytes));
         if taken.is_none() {
-            self.quota.give(bytes.into());
+            self.quota.give_direct(bytes.into());
         }
         taken
     }
 
     fn give(&self, state: &mut State, extent: Extent) {
         state.pool.give(extent);
-        self.quota.give(extent.len.into());
+        self.quota.give_direct(extent.len.into());
     }
 
     /// Makes room for another connection. `None`: there is none, and the connection goes through the daemons.
@@ -245,7 +212,7 @@ impl Drop for PairMemory {
     fn drop(&mut self) {
         let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
         let header = u64::from(HEADER_BYTES);
-        self.quota.give(state.pool.in_use() - header);
+        self.quota.give_direct(state.pool.in_use() - header);
     }
 }
 

@@ -14,6 +14,7 @@ use headworks_verbs::{Access, AllocRequest, Buffer, Device, Pages, ProtectionDom
 use crate::allocator::{ExtentAllocator, log_of};
 use crate::frame::Remote;
 use crate::limits::DaemonLimits;
+use crate::memory_quota::MemoryQuota;
 
 /// Memory of a session, as one of its users sees it: the daemon's control, or a worker. All users share the allocator,
 /// which is behind a lock. Each has its own list of the slabs, so that the transfer of bytes takes no lock:
@@ -25,6 +26,7 @@ pub struct SessionMemory {
     regions: Vec<Arc<Region>>,
     /// Number of the slab of the first region.
     first: u32,
+    quota: Arc<MemoryQuota>,
     shared: Arc<SharedMemory>,
 }
 
@@ -43,7 +45,7 @@ struct MemoryState {
     regions: Vec<Arc<Region>>,
     pool: ExtentAllocator,
     slab_log: u32,
-    most: u64,
+    quota: Arc<MemoryQuota>,
     /// Extents that the application allocated for itself: slab, offset, length.
     asked: BTreeSet<(u32, u64, u32)>,
     /// Bytes of those extents.
@@ -109,6 +111,7 @@ impl SessionMemory {
         pd: &Arc<dyn ProtectionDomain>,
         limits: &DaemonLimits,
     ) -> Self {
+        let quota = Arc::new(MemoryQuota::new(limits.memory_each));
         let state = MemoryState {
             device: device.clone(),
             pd: pd.clone(),
@@ -116,7 +119,7 @@ impl SessionMemory {
             regions: Vec::new(),
             pool: ExtentAllocator::default(),
             slab_log: limits.slab_bytes.trailing_zeros(),
-            most: limits.memory_each,
+            quota: quota.clone(),
             asked: BTreeSet::new(),
             asked_bytes: 0,
             ring_budget: limits.ring_budget,
@@ -130,6 +133,7 @@ impl SessionMemory {
             slabs: Slabs::default(),
             regions: Vec::new(),
             first: limits.workers.into(),
+            quota,
             shared: Arc::new(SharedMemory {
                 state: Mutex::new(state),
                 has_new_slabs: AtomicBool::new(false),
@@ -144,6 +148,7 @@ impl SessionMemory {
             slabs: Slabs::default(),
             regions: Vec::new(),
             first: self.first,
+            quota: self.quota.clone(),
             shared: self.shared.clone(),
         };
         shared.refresh();
@@ -152,7 +157,15 @@ impl SessionMemory {
 
     /// Returns a handle that does not keep the memory: for counting it.
     pub fn observer(&self) -> MemoryObserver {
-        MemoryObserver(Arc::downgrade(&self.shared))
+        MemoryObserver {
+            slabs: Arc::downgrade(&self.shared),
+            quota: Arc::downgrade(&self.quota),
+        }
+    }
+
+    /// Returns the limit on the application's memory, and what is charged to it.
+    pub(crate) fn quota(&self) -> &Arc<MemoryQuota> {
+        &self.quota
     }
 
     fn state(&self) -> MutexGuard<'_, MemoryState> {
@@ -219,7 +232,7 @@ impl SessionMemory {
         if why == Refusal::Limit {
             let (bytes, key) = {
                 let state = self.state();
-                (state.bytes().1, state.limiting_key())
+                (state.quota.charged(), state.limiting_key())
             };
             tracing::warn!(
                 "application {name:?} with {bytes} bytes of shared memory reached its limit: raise {key} for more"
@@ -358,21 +371,28 @@ impl SharedMemory {
 
 /// Counts the memory of a session as long as there is any.
 #[derive(Clone)]
-pub struct MemoryObserver(Weak<SharedMemory>);
+pub struct MemoryObserver {
+    slabs: Weak<SharedMemory>,
+    quota: Weak<MemoryQuota>,
+}
 
 impl MemoryObserver {
     /// Whether anything still uses the memory.
     pub fn is_alive(&self) -> bool {
-        self.0.strong_count() > 0
+        // Memory of direct connections outlives the slabs.
+        self.quota.strong_count() > 0
     }
 
-    /// Bytes in use, bytes of all slabs, and how often free memory was found overwritten; `None` once the memory is
-    /// gone.
-    pub fn counts(&self) -> Option<(u64, u64, u64)> {
-        let shared = self.0.upgrade()?;
-        let state = shared.state();
-        let (in_use, allocated) = state.bytes();
-        Some((in_use, allocated, state.overwritten))
+    /// Bytes in use, bytes of all slabs, and how often free memory was found overwritten. The first two include what direct
+    /// connections use.
+    pub fn counts(&self) -> (u64, u64, u64) {
+        let direct = self.quota.upgrade().map_or(0, |quota| quota.direct());
+        let (in_use, allocated, overwritten) = self.slabs.upgrade().map_or((0, 0, 0), |shared| {
+            let state = shared.state();
+            let (in_use, allocated) = state.bytes();
+            (in_use, allocated, state.overwritten)
+        });
+        (in_use + direct, allocated + direct, overwritten)
     }
 }
 
@@ -391,7 +411,7 @@ impl MemoryState {
             return Ok(extent);
         }
         let slab_log = self.slab_log.max(log);
-        if self.pool.bytes() + (1 << slab_log) > self.most || !self.has_room_for_slab() {
+        if !self.has_room_for_slab() || !self.quota.take_slab(1 << slab_log) {
             return Err(Refusal::Limit);
         }
         let request = AllocRequest {
@@ -407,6 +427,7 @@ impl MemoryState {
         let buffer = self.device.alloc(&request);
         let region = buffer.and_then(|buffer| self.pd.register(&buffer, access));
         let region = region.map_err(|error| {
+            self.quota.give_slab(request.len as u64);
             tracing::warn!(
                 "cannot allocate a slab of {} bytes for an application: {error}",
                 request.len

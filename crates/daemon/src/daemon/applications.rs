@@ -119,7 +119,6 @@ impl Daemon {
                 handles: Slab::new(),
                 parts: vec![None; self.workers.len()],
                 takes_direct: false,
-                direct_quota: super::pairs::quota(self.config.memory_each),
                 last_pair: 0,
             });
         }

@@ -13,7 +13,7 @@ use headworks_client::socket_message::Reply;
 
 use super::{Daemon, Output, OutputFile, PeerId, SessionId};
 use crate::control::{DIRECT_VERSION, Message, PairEnds};
-use crate::pair_memory::{DirectQuota, PairMemory};
+use crate::pair_memory::PairMemory;
 
 /// A pair: this daemon's session, the stream to the daemon of the other session, and that session's number there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -96,7 +96,7 @@ impl Daemon {
     fn make_pair(&mut self, key: PairKey, is_listening: bool) -> Option<()> {
         let bytes = self.config.direct_bytes;
         let session = self.clients.get_mut(&key.own)?.session.as_mut()?;
-        let quota = session.direct_quota.clone();
+        let quota = session.memory.quota().clone();
         let memory = PairMemory::new(&*self.device, bytes, quota).ok()?;
         let number = session.last_pair + 1;
         session.last_pair = number;
@@ -334,9 +334,4 @@ impl Daemon {
         of.filter(move |(key, _)| key.own == session)
             .map(|(_, pair)| &pair.memory)
     }
-}
-
-/// Makes the quota of a new session.
-pub(super) fn quota(bytes: u64) -> Arc<DirectQuota> {
-    Arc::new(DirectQuota::new(bytes))
 }

@@ -5,7 +5,7 @@ use std::sync::mpsc;
 use headworks::service::{Reset, Rights, ServiceError, Stream};
 use rustix::process::Signal;
 
-use crate::daemon::{DaemonProcess, SENT, until_asleep};
+use crate::daemon::{DaemonProcess, SENT, until, until_asleep};
 use crate::{LIMIT, connected, this_thread};
 
 fn exchange(near: &mut Stream, far: &mut Stream, len: usize) {
@@ -240,4 +240,27 @@ fn a_connection_requested_with_a_descriptor_goes_through_the_daemon() {
     let mut far = listener.accept_timeout(LIMIT).expect("accepts");
     assert!(!near.is_direct());
     far.readiness().expect("a descriptor");
+}
+
+/// The daemon's metrics count the memory of direct connections, until both ends have left them.
+#[test]
+fn memory_of_direct_connections_is_counted() {
+    let daemon = DaemonProcess::start_with(true);
+    let service = daemon.attach();
+    let used = || daemon.metric("headworks_memory_used_bytes");
+    drop(connected(&service));
+    daemon.rests();
+    let before = used();
+    for _ in 0..3 {
+        let (mut near, mut far) = connected(&service);
+        assert!(near.is_direct());
+        let few = used();
+        assert!(few > before, "{few} and {before} bytes");
+        // Its ring grows.
+        exchange(&mut near, &mut far, 8 << 20);
+        let many = used();
+        assert!(many >= few + (256 << 10), "{many} and {few} bytes");
+        drop((near, far));
+        until("the memory is free", || used() == before);
+    }
 }

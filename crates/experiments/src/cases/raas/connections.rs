@@ -10,7 +10,7 @@ use crate::cases::prelude::*;
 use crate::service::Role;
 use crate::service::control::ControlledChild;
 use crate::service::controlled_app::{AppCommand, AppReply, AppTransport, ControlledApp};
-use crate::service::daemon_hosts::DaemonHosts;
+use crate::service::daemon_hosts::{DaemonHosts, DaemonOptions};
 use crate::service::rusage::{CpuTimes, MemoryUsage, memory, pause};
 
 const CONNECTIONS: usize = 10_000;
@@ -25,7 +25,8 @@ const LIMIT: Wall = Wall::from_secs(60);
 const ASKED_EVERY: Wall = Wall::from_millis(2);
 
 const SERVICE: &str = "service";
-/// The metrics. Each is a row.
+const DIRECT: &str = "direct";
+/// The metrics of each arm. Each is a row.
 const FIGURES: [Quantity; 16] = [
     "open_10000_s",
     "idle_bytes_each",
@@ -51,11 +52,12 @@ pub static CONNECTIONS_CASE: Case<&str> = Case {
         runs_on: PROCESSES,
         ..About::new(
             "service-connections",
-            "10,000 connections between two applications: how long opening them takes, and what idle ones cost.",
+            "10,000 connections between two applications, through daemons and direct: how long opening them takes, and \
+             what idle ones cost.",
             "Seconds until 10,000 connections are open at both ends. Then, while they are idle: the growth in bytes \
              per connection of both daemons and both applications (their own memory, and all memory that the kernel \
              has allocated for them to share, counted once; mapped: the part that was touched, PSS), and the \
-             processor time and context switches of both daemons over 3 seconds. The bytes again after one message \
+             processor time and context switches of both daemons and both applications over 3 seconds. The bytes again after one message \
              each way over each connection. Finally, what is left after all were closed.",
         )
     },
@@ -64,24 +66,37 @@ pub static CONNECTIONS_CASE: Case<&str> = Case {
             "two applications and two daemons, started anew in each round; {THREADS} threads connect, each one \
              connection after the other"
         );
-        let mut t = Table::new(vec![arm(SERVICE, what, "adaptive", "0")]);
+        let direct = format!("{what}; the connections are direct");
+        let mut t = Table::new(vec![
+            arm(SERVICE, what, "adaptive", "0"),
+            arm(DIRECT, direct, "adaptive", "0"),
+        ]);
         let of = |point: &Point<_>| Expr::At(*point, point.load);
-        t.cell("figure", |point| point.load.into())
+        t.arm()
+            .cell("figure", |point| point.load.into())
             .median("median", of);
         t.median("low", move |point| of(point).all(|spread| spread.low));
         t.median("high", move |point| of(point).all(|spread| spread.high));
         t.repeats(of);
         for figure in FIGURES {
             t.metric(figure, of(&Point::of(figure, SERVICE, CONNECTIONS as u64)));
+            let direct = of(&Point::of(figure, DIRECT, CONNECTIONS as u64));
+            t.metric(format!("direct_{figure}"), direct);
         }
         t
     },
     measure: |bench, _, outcome| {
         pin(bench, outcome);
-        let all = Point::at(SERVICE, CONNECTIONS as u64);
+        let arms = [SERVICE, DIRECT].map(|arm| Point::at(arm, CONNECTIONS as u64));
         let sweep = Sweep::over("connections", Wall::ZERO, Wall::ZERO);
-        let measured = bench.measure(vec![all], sweep, |bench, _, _| sample(bench).map(Some))?;
-        let rows = FIGURES.map(|load| (Point { load, ..all }, measured.samples(all).to_vec()));
+        let measured = bench.measure(arms.to_vec(), sweep, |bench, point, _| {
+            sample(bench, point.arm == DIRECT).map(Some)
+        })?;
+        let rows = arms.iter().flat_map(|all| {
+            let of = |load| (Point { load, ..*all }, measured.samples(*all).to_vec());
+            FIGURES.map(of)
+        });
+        let rows: Vec<_> = rows.collect();
         Ok(Measured::new(rows, measured.failures))
     },
 };
@@ -107,10 +122,14 @@ impl MemoryGrowth {
     }
 }
 
-fn sample(bench: &Bench<'_>) -> Result<Sample, WorkloadError> {
+fn sample(bench: &Bench<'_>, is_direct: bool) -> Result<Sample, WorkloadError> {
     let Testbed { devices, cpus, .. } = &bench.testbed;
     let stop = bench.stop();
-    let hosts = DaemonHosts::start(devices, cpus, stop)?;
+    let options = [is_direct; 2].map(|is_direct| DaemonOptions {
+        is_direct,
+        ..DaemonOptions::default()
+    });
+    let hosts = DaemonHosts::start_with(devices, cpus, &options, stop)?;
     let start = |host: usize| {
         let app = ControlledApp {
             by: AppTransport::Service {
@@ -141,9 +160,9 @@ fn sample(bench: &Bench<'_>) -> Result<Sample, WorkloadError> {
     let open_s = began.elapsed().as_secs_f64();
 
     pause(SETTLING, stop)?;
-    let work = CpuTimes::of(&daemons)?;
+    let work = CpuTimes::of(&all)?;
     pause(IDLE, stop)?;
-    let work = CpuTimes::of(&daemons)?.since(work);
+    let work = CpuTimes::of(&all)?.since(work);
     let idle = MemoryGrowth(before, taken()?);
     let (connections, queue_pairs) = (metric(0, "connections")?, hosts.queue_pairs(0)?);
 
