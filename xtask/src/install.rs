@@ -1,4 +1,4 @@
-//! `cargo xtask install-c`: installs the C library, its header and its pkg-config file below a prefix.
+//! `cargo xtask install-c`: installs the C library, its headers and its pkg-config file below a prefix.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -16,6 +16,9 @@ usage: cargo xtask install-c --prefix DIR [--debug]
   --prefix DIR  install to DIR/lib, DIR/lib/pkgconfig and DIR/include
   --debug       install the debug build instead of the profile dist
 ";
+
+/// The headers of C and of C++.
+const HEADERS: [&str; 2] = ["headworks.h", "headworks.hpp"];
 
 /// The part of `cargo metadata`'s output that is used here.
 #[derive(Debug, Deserialize)]
@@ -99,10 +102,10 @@ fn install(library: &Path, version: &str, prefix: &Path) -> Result<(), String> {
     fresh(&lib.join(&file), |to| fs::copy(library, to).map(drop))?;
     fresh(&lib.join(&soname), |to| symlink(&file, to))?;
     fresh(&lib.join("libheadworks.so"), |to| symlink(&soname, to))?;
-    let header = source.join("include/headworks.h");
-    fresh(&include.join("headworks.h"), |to| {
-        fs::copy(&header, to).map(drop)
-    })?;
+    for name in HEADERS {
+        let header = source.join("include").join(name);
+        fresh(&include.join(name), |to| fs::copy(&header, to).map(drop))?;
+    }
     let template = source.join("headworks.pc.in");
     let text = said(&template, fs::read_to_string(&template))?;
     let text = text.replace("@PREFIX@", &prefix.display().to_string());
@@ -156,7 +159,11 @@ mod tests {
         assert!(text.starts_with(&format!("prefix={}\n", prefix.display())));
         assert!(text.contains("Version: 0.7.1\n"), "{text}");
         assert!(!text.contains('@'), "{text}");
-        assert!(prefix.join("include/headworks.h").exists());
+        for entry in fs::read_dir(root().join("crates/capi/include")).expect("a folder") {
+            let name = entry.expect("an entry").file_name();
+            let installed = prefix.join("include").join(&name);
+            assert!(installed.exists(), "{}", installed.display());
+        }
         fs::remove_dir_all(&folder).expect("removes");
     }
 }

@@ -1,4 +1,4 @@
-//! The C library, used by C programs: the tests in `crates/capi/tests`, and the example.
+//! The C library, used by C and C++ programs: the tests in `crates/capi/tests`, and the examples.
 
 use std::ffi::OsStr;
 use std::io::{Read, Write};
@@ -11,8 +11,26 @@ use rustix::process::Signal;
 use crate::daemon::{Daemons, locked};
 use crate::test_env::{CommandProcess, TestEnv, until};
 
-/// The strictest flags of C compilers.
-const STRICT: [&str; 5] = ["-std=c11", "-Wall", "-Wextra", "-Werror", "-pedantic"];
+/// The strictest flags of C and C++ compilers.
+const STRICT: [&str; 4] = ["-Wall", "-Wextra", "-Werror", "-pedantic"];
+
+/// A compiler, and the version of the language that it compiles.
+#[derive(Clone, Copy)]
+struct Compiler {
+    program: &'static str,
+    standard: &'static str,
+}
+
+const C: Compiler = Compiler {
+    program: "cc",
+    standard: "-std=c11",
+};
+
+/// `headworks.hpp` needs this version of C++.
+const CPP: Compiler = Compiler {
+    program: "c++",
+    standard: "-std=c++17",
+};
 
 fn sources() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../capi")
@@ -82,27 +100,33 @@ fn good(output: Output) -> String {
     String::from_utf8(output.stdout).expect("text")
 }
 
-/// A directory for C programs, with the library under the name that they load it by.
+/// A directory for programs, with the library under the name that they load it by.
 struct Programs {
     folder: tempfile::TempDir,
     library: &'static Path,
+    compiler: Compiler,
 }
 
 impl Programs {
-    /// Returns `None` without a C compiler or the library.
-    fn new() -> Option<Self> {
-        let library = there_is("cc").then(library)??;
+    /// Returns `None` without the compiler or the library.
+    fn new(compiler: Compiler) -> Option<Self> {
+        let library = there_is(compiler.program).then(library)??;
         let folder = tempfile::tempdir().expect("a folder");
         let link = folder.path().join("libheadworks.so.0");
         std::os::unix::fs::symlink(library.join("libheadworks.so"), link).expect("links");
-        Some(Self { folder, library })
+        Some(Self {
+            folder,
+            library,
+            compiler,
+        })
     }
 
     /// Compiles `source`, a path relative to [`sources`].
     fn compile(&self, source: &str) -> PathBuf {
-        let name = source.trim_end_matches(".c").replace('/', "-");
+        let name = source.replace(['/', '.'], "-");
         let program = self.folder.path().join(name);
-        let compiled = Command::new("cc")
+        let compiled = Command::new(self.compiler.program)
+            .arg(self.compiler.standard)
             .args(STRICT)
             .arg("-I")
             .arg(sources().join("include"))
@@ -133,10 +157,16 @@ fn passes(name: &str) {
     passes_while(name, |_, _| {});
 }
 
+/// Does what [`passes`] does, with a test in C++.
+fn passes_in_cpp(name: &str) {
+    passes_between(CPP, &format!("{name}.cpp"), Daemons::start, "0", |_, _| {});
+}
+
 /// Does what [`passes`] does, with daemons whose connections go through them, and with daemons that make direct ones.
 fn passes_both_ways(name: &str) {
-    passes_between(name, Daemons::start, "0", |_, _| {});
-    passes_between(name, start_direct, "1", |_, _| {});
+    let source = format!("{name}.c");
+    passes_between(C, &source, Daemons::start, "0", |_, _| {});
+    passes_between(C, &source, start_direct, "1", |_, _| {});
 }
 
 /// Starts daemons that make direct connections.
@@ -156,19 +186,20 @@ fn start_direct() -> Daemons {
 /// Does what [`passes`] does, while `does` acts on the daemons and on the program's standard input and
 /// output.
 fn passes_while(name: &str, does: impl FnOnce(&mut Daemons, &mut Child)) {
-    passes_between(name, Daemons::start, "0", does);
+    passes_between(C, &format!("{name}.c"), Daemons::start, "0", does);
 }
 
 fn passes_between(
-    name: &str,
+    compiler: Compiler,
+    source: &str,
     start: impl FnOnce() -> Daemons,
     is_direct: &str,
     does: impl FnOnce(&mut Daemons, &mut Child),
 ) {
-    let Some(programs) = Programs::new() else {
+    let Some(programs) = Programs::new(compiler) else {
         return;
     };
-    let program = programs.compile(&format!("tests/{name}.c"));
+    let program = programs.compile(&format!("tests/{source}"));
     let _one = locked();
     let mut daemons = start();
     let mut test = CommandProcess::start(
@@ -184,7 +215,7 @@ fn passes_between(
     does(&mut daemons, &mut test.0);
     let ended = test.wait();
     let complaint = test.stderr_line();
-    assert!(ended.success(), "{name}: {ended}: {complaint}");
+    assert!(ended.success(), "{source}: {ended}: {complaint}");
     daemons.end();
 }
 
@@ -263,25 +294,44 @@ fn c_is_attached_once_and_again_to_a_daemon_that_came_back() {
 }
 
 #[test]
-fn every_test_in_c_is_run() {
+fn objects_of_cpp_own_what_they_stand_for() {
+    passes_in_cpp("wrapper");
+}
+
+#[test]
+fn every_test_in_c_and_cpp_is_run() {
     let text = include_str!("c_library.rs");
     for entry in std::fs::read_dir(sources().join("tests")).expect("a folder") {
         let path = entry.expect("an entry").path();
-        if path.extension().is_some_and(|what| what == "c") {
-            let name = path.file_stem().and_then(OsStr::to_str).expect("a name");
-            let runs = ["passes(", "passes_while(", "passes_both_ways("];
-            let runs = runs.map(|runs| format!("{runs}\"{name}\""));
-            assert!(runs.iter().any(|runs| text.contains(runs)), "{name}.c");
-        }
+        let runs: &[&str] = match path.extension().and_then(OsStr::to_str) {
+            Some("c") => &["passes(", "passes_while(", "passes_both_ways("],
+            Some("cpp") => &["passes_in_cpp("],
+            _ => continue,
+        };
+        let name = path.file_stem().and_then(OsStr::to_str).expect("a name");
+        let is_run = |runs: &&str| text.contains(&format!("{runs}\"{name}\""));
+        assert!(runs.iter().any(is_run), "{}", path.display());
     }
 }
 
 #[test]
 fn the_example_in_c_echoes() {
-    let Some(programs) = Programs::new() else {
+    let complaint = "echo: connecting: connection refused\n";
+    example_echoes(C, "examples/echo.c", complaint);
+}
+
+#[test]
+fn the_example_in_cpp_echoes() {
+    let complaint = "echo: hw_connect: connection refused: Connection refused\n";
+    example_echoes(CPP, "examples/echo.cpp", complaint);
+}
+
+/// An example serves and asks. With no server at the port, it prints `complaint`.
+fn example_echoes(compiler: Compiler, source: &str, complaint: &str) {
+    let Some(programs) = Programs::new(compiler) else {
         return;
     };
-    let program = programs.compile("examples/echo.c");
+    let program = programs.compile(source);
     let _one = locked();
     let daemons = Daemons::start();
     let said = programs.folder.path().join("said");
@@ -306,17 +356,14 @@ fn the_example_in_c_echoes() {
     assert_eq!(good(ask("7000")), "over the weir");
     let refused = ask("7001");
     assert_eq!(refused.status.code(), Some(1));
-    assert_eq!(
-        String::from_utf8_lossy(&refused.stderr),
-        "echo: connecting: connection refused\n"
-    );
+    assert_eq!(String::from_utf8_lossy(&refused.stderr), complaint);
     drop(server);
     daemons.end();
 }
 
 #[test]
 fn the_example_with_a_poller_echoes_for_many() {
-    let Some(programs) = Programs::new() else {
+    let Some(programs) = Programs::new(C) else {
         return;
     };
     let server = programs.compile("examples/echo_poller.c");
@@ -358,10 +405,14 @@ fn the_example_with_a_poller_echoes_for_many() {
 #[test]
 fn the_guide_shows_tested_code_and_every_errno() {
     let guide = include_str!("../../../../docs/c.md");
-    let example = include_str!("../../../capi/examples/echo.c");
-    let shown = guide.split("```c\n").nth(1).expect("an example");
-    let shown = shown.split("```").next().expect("its end");
-    assert!(example.contains(shown), "not in echo.c:\n{shown}");
+    let c = include_str!("../../../capi/examples/echo.c");
+    let cpp = include_str!("../../../capi/examples/echo.cpp");
+    for (language, example) in [("c", c), ("cpp", cpp)] {
+        let begin = format!("```{language}\n");
+        let shown = guide.split(&begin).nth(1).expect("an example");
+        let shown = shown.split("```").next().expect("its end");
+        assert!(example.contains(shown), "not in echo.{language}:\n{shown}");
+    }
     let errors = include_str!("../../../capi/src/error.rs");
     let code = errors.split("#[cfg(test)]").next().expect("code");
     for rest in code.split("c::E").skip(1) {
@@ -375,7 +426,7 @@ fn the_guide_shows_tested_code_and_every_errno() {
 
 #[test]
 fn the_c_library_exports_only_declared_symbols() {
-    let Some(programs) = Programs::new() else {
+    let Some(programs) = Programs::new(C) else {
         return;
     };
     let header = std::fs::read_to_string(sources().join("include/headworks.h")).expect("reads");
@@ -406,20 +457,28 @@ fn the_c_library_exports_only_declared_symbols() {
 }
 
 #[test]
-fn the_header_is_one_of_cplusplus_too() {
-    if !there_is("c++") {
-        return;
-    }
+fn both_headers_compile_as_cpp() {
     let folder = tempfile::tempdir().expect("a folder");
-    let source = folder.path().join("header.cpp");
-    let text = "#include <headworks.h>\nint main() { return hw_version() == nullptr; }\n";
-    std::fs::write(&source, text).expect("writes");
-    let compiled = Command::new("c++")
-        .args(["-std=c++11", "-Wall", "-Wextra", "-Werror", "-pedantic"])
-        .arg("-fsyntax-only")
-        .arg("-I")
-        .arg(sources().join("include"))
-        .arg(&source)
-        .output();
-    good(compiled.expect("starts"));
+    for (header, standard) in [
+        ("headworks.h", "-std=c++11"),
+        ("headworks.hpp", CPP.standard),
+    ] {
+        let source = folder.path().join("header.cpp");
+        let text =
+            format!("#include <{header}>\nint main() {{ return hw_version() == nullptr; }}\n");
+        std::fs::write(&source, text).expect("writes");
+        for compiler in ["c++", "clang++"] {
+            if !there_is(compiler) {
+                continue;
+            }
+            let compiled = Command::new(compiler)
+                .arg(standard)
+                .args(STRICT)
+                .args(["-fsyntax-only", "-I"])
+                .arg(sources().join("include"))
+                .arg(&source)
+                .output();
+            good(compiled.expect("starts"));
+        }
+    }
 }
