@@ -55,7 +55,7 @@ impl PairMemory {
         let request = AllocRequest {
             len: bytes as usize,
             align: 4096,
-            pages: Pages::Ordinary,
+            pages: Pages::OnDemand,
             numa_node: None,
             is_sealed: false,
             // Two applications map its file.

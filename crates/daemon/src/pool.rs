@@ -161,7 +161,7 @@ impl DomainPool {
         }
         Some(match pages_of(limits.pool_pages, buffer.len() as u64) {
             Pages::PreferHuge => "too few are reserved, or this kernel cannot seal them",
-            Pages::Ordinary => "each worker's part of it is shorter than one",
+            Pages::Ordinary | Pages::OnDemand => "each worker's part of it is shorter than one",
         })
     }
 

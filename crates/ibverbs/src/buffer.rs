@@ -135,6 +135,7 @@ fn segment_of(
         huge_pages: match pages {
             Pages::Ordinary => HugePages::No,
             Pages::PreferHuge => HugePages::Prefer,
+            Pages::OnDemand => HugePages::OnDemand,
         },
         numa_node,
         is_sealed,

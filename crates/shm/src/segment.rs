@@ -53,6 +53,8 @@ pub enum HugePages {
     No,
     /// Reserved 2 MiB pages if enough are free, else ordinary pages that the kernel may merge.
     Prefer,
+    /// Ordinary pages, each of which gets memory when it is first used. Segments of the other kinds get all memory at once.
+    OnDemand,
 }
 
 /// Kind of pages that a segment got.

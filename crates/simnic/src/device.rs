@@ -180,7 +180,7 @@ impl Pages {
     fn of_buffer(self, buffer: &dyn Buffer) -> u32 {
         match buffer.pages() {
             headworks_verbs::Pages::PreferHuge => self.1,
-            headworks_verbs::Pages::Ordinary => self.0,
+            headworks_verbs::Pages::Ordinary | headworks_verbs::Pages::OnDemand => self.0,
         }
     }
 }

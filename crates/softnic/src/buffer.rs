@@ -75,6 +75,7 @@ impl SoftBuffer {
         let huge = match request.pages {
             Pages::Ordinary => HugePages::No,
             Pages::PreferHuge => HugePages::Prefer,
+            Pages::OnDemand => HugePages::OnDemand,
         };
         let kind = SegmentKind {
             huge,

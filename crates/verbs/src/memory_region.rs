@@ -62,6 +62,9 @@ pub enum Pages {
     Ordinary,
     /// 2 MiB pages if the machine has some; otherwise ordinary pages, and a warning is logged.
     PreferHuge,
+    /// Ordinary pages, each of which gets memory when it is first used. Pages of the other kinds get memory at once, so that
+    /// the request fails if there is too little.
+    OnDemand,
 }
 
 /// A request for memory from the device.

@@ -28,7 +28,11 @@ pub(super) fn create(request: &SegmentRequest<'_>) -> Result<SharedSegment, Segm
         memory_limits::check(ordinary)?;
         return build(request, ordinary, PageKind::Advised);
     }
-    memory_limits::check(ordinary)?;
+    if request.huge_pages == HugePages::OnDemand {
+        memory_limits::check_file_size(ordinary)?;
+    } else {
+        memory_limits::check(ordinary)?;
+    }
     build(request, ordinary, PageKind::Ordinary)
 }
 
@@ -68,7 +72,9 @@ fn build(
         // SAFETY: as above.
         let _ = unsafe { madvise(base.base.cast(), bytes, Advice::LinuxPopulateWrite) };
     }
-    allocate(&fd, bytes).map_err(explain("fallocate"))?;
+    if request.huge_pages != HugePages::OnDemand {
+        allocate(&fd, bytes).map_err(explain("fallocate"))?;
+    }
     label(&fd, base.base, &Header::new(request.len, pages), pages)?;
     let mut seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
     if request.is_sealed {

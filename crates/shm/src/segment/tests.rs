@@ -127,6 +127,30 @@ fn too_much_is_an_error_that_says_how_much() {
     }
 }
 
+/// Returns the bytes of memory that a segment's file has.
+fn held(segment: &SharedSegment) -> u64 {
+    fstat(segment.fd()).expect("open").st_blocks as u64 * 512
+}
+
+#[test]
+fn pages_get_memory_at_once_or_on_demand() {
+    const LEN: usize = 4 << 20;
+    let at_once = SharedSegment::create(&request(LEN)).expect("memory");
+    assert!(held(&at_once) >= LEN as u64);
+    let on_demand = SharedSegment::create(&SegmentRequest {
+        huge_pages: HugePages::OnDemand,
+        ..request(LEN)
+    });
+    let segment = Arc::new(on_demand.expect("memory"));
+    assert_eq!(segment.pages(), PageKind::Ordinary);
+    let before = held(&segment);
+    assert!(before <= 16 << 10, "{before}");
+    let view = View::from(segment.clone());
+    view.write(LEN - 8, &[7; 8]).expect("in range");
+    let page = rustix::param::page_size() as u64;
+    assert_eq!(held(&segment), before + page);
+}
+
 /// Runs the named test of this file in a process of its own, because it lowers the process's limits.
 fn in_own_process(test: &str) {
     let output = Command::new(std::env::current_exe().expect("exe"))

@@ -14,6 +14,8 @@ use crate::service::daemon_hosts::{DaemonHosts, DaemonOptions};
 use crate::service::rusage::{CpuTimes, MemoryUsage, memory, pause};
 
 const CONNECTIONS: usize = 10_000;
+/// Number of direct ones: two applications have at most 2,048.
+const DIRECT_CONNECTIONS: usize = 2_000;
 /// Threads that open connections, each one after the other.
 const THREADS: usize = 8;
 /// Time after which idle daemons sleep; and the time for which their activity is then measured.
@@ -52,9 +54,9 @@ pub static CONNECTIONS_CASE: Case<&str> = Case {
         runs_on: PROCESSES,
         ..About::new(
             "service-connections",
-            "10,000 connections between two applications, through daemons and direct: how long opening them takes, and \
-             what idle ones cost.",
-            "Seconds until 10,000 connections are open at both ends. Then, while they are idle: the growth in bytes \
+            "10,000 connections between two applications, and 2,000 direct ones: how long opening them takes, and what idle \
+             ones cost.",
+            "Seconds until all connections are open at both ends: 10,000 through daemons, or 2,000 direct ones. Then, while they are idle: the growth in bytes \
              per connection of both daemons and both applications (their own memory, and all memory that the kernel \
              has allocated for them to share, counted once; mapped: the part that was touched, PSS), and the \
              processor time and context switches of both daemons and both applications over 3 seconds. The bytes again after one message \
@@ -80,17 +82,19 @@ pub static CONNECTIONS_CASE: Case<&str> = Case {
         t.repeats(of);
         for figure in FIGURES {
             t.metric(figure, of(&Point::of(figure, SERVICE, CONNECTIONS as u64)));
-            let direct = of(&Point::of(figure, DIRECT, CONNECTIONS as u64));
+            let direct = of(&Point::of(figure, DIRECT, DIRECT_CONNECTIONS as u64));
+            let figure = figure.replace("10000", "2000");
             t.metric(format!("direct_{figure}"), direct);
         }
         t
     },
     measure: |bench, _, outcome| {
         pin(bench, outcome);
-        let arms = [SERVICE, DIRECT].map(|arm| Point::at(arm, CONNECTIONS as u64));
+        let arms = [(SERVICE, CONNECTIONS), (DIRECT, DIRECT_CONNECTIONS)];
+        let arms = arms.map(|(arm, connections)| Point::at(arm, connections as u64));
         let sweep = Sweep::over("connections", Wall::ZERO, Wall::ZERO);
         let measured = bench.measure(arms.to_vec(), sweep, |bench, point, _| {
-            sample(bench, point.arm == DIRECT).map(Some)
+            sample(bench, point.x as usize, point.arm == DIRECT).map(Some)
         })?;
         let rows = arms.iter().flat_map(|all| {
             let of = |load| (Point { load, ..*all }, measured.samples(*all).to_vec());
@@ -103,14 +107,17 @@ pub static CONNECTIONS_CASE: Case<&str> = Case {
 
 /// Memory of both applications and then of both daemons, the opening host first: before, and now. Memory that
 /// an application shares with its daemon is counted as the application's.
-struct MemoryGrowth([MemoryUsage; 4], [MemoryUsage; 4]);
+struct MemoryGrowth {
+    before: [MemoryUsage; 4],
+    now: [MemoryUsage; 4],
+    connections: usize,
+}
 
 impl MemoryGrowth {
     /// Returns the growth for each connection, summed over some of the processes.
     fn each(&self, which: Range<usize>, of: fn(MemoryUsage) -> u64) -> f64 {
-        let Self(before, now) = self;
-        let more = |at: usize| of(now[at]) as f64 - of(before[at]) as f64;
-        which.map(more).sum::<f64>() / CONNECTIONS as f64
+        let more = |at: usize| of(self.now[at]) as f64 - of(self.before[at]) as f64;
+        which.map(more).sum::<f64>() / self.connections as f64
     }
 
     fn bytes(&self, which: Range<usize>) -> f64 {
@@ -122,7 +129,7 @@ impl MemoryGrowth {
     }
 }
 
-fn sample(bench: &Bench<'_>, is_direct: bool) -> Result<Sample, WorkloadError> {
+fn sample(bench: &Bench<'_>, connections: usize, is_direct: bool) -> Result<Sample, WorkloadError> {
     let Testbed { devices, cpus, .. } = &bench.testbed;
     let stop = bench.stop();
     let options = [is_direct; 2].map(|is_direct| DaemonOptions {
@@ -138,7 +145,7 @@ fn sample(bench: &Bench<'_>, is_direct: bool) -> Result<Sample, WorkloadError> {
             },
             number: 0,
             asks: host == 0,
-            connections: CONNECTIONS,
+            connections,
             holds: Some(THREADS),
         };
         hosts.spawn_child(&Role::App(app), cpus[host])
@@ -152,6 +159,14 @@ fn sample(bench: &Bench<'_>, is_direct: bool) -> Result<Sample, WorkloadError> {
         Ok(std::array::from_fn(|at| taken[at]))
     };
     let before = taken()?;
+    let grown = || -> Result<MemoryGrowth, WorkloadError> {
+        let now = taken()?;
+        Ok(MemoryGrowth {
+            before,
+            now,
+            connections,
+        })
+    };
     let metric = |host, name: &str| hosts.metric(host, &format!("headworks_{name}"));
 
     let began = Instant::now();
@@ -163,13 +178,13 @@ fn sample(bench: &Bench<'_>, is_direct: bool) -> Result<Sample, WorkloadError> {
     let work = CpuTimes::of(&all)?;
     pause(IDLE, stop)?;
     let work = CpuTimes::of(&all)?.since(work);
-    let idle = MemoryGrowth(before, taken()?);
-    let (connections, queue_pairs) = (metric(0, "connections")?, hosts.queue_pairs(0)?);
+    let idle = grown()?;
+    let (open, queue_pairs) = (metric(0, "connections")?, hosts.queue_pairs(0)?);
 
     send_to_both(&mut both, AppCommand::Use)?;
     expect_from_both(&mut both, AppReply::Used, stop)?;
     pause(SETTLING, stop)?;
-    let used = MemoryGrowth(before, taken()?);
+    let used = grown()?;
 
     let began = Instant::now();
     send_to_both(&mut both, AppCommand::Close)?;
@@ -184,7 +199,7 @@ fn sample(bench: &Bench<'_>, is_direct: bool) -> Result<Sample, WorkloadError> {
     }
     let closed_s = began.elapsed().as_secs_f64();
     pause(SETTLING, stop)?;
-    let closed = MemoryGrowth(before, taken()?);
+    let closed = grown()?;
     let in_use = metric(0, "memory_used_bytes")? + metric(1, "memory_used_bytes")?;
     let values = [
         open_s,
@@ -195,7 +210,7 @@ fn sample(bench: &Bench<'_>, is_direct: bool) -> Result<Sample, WorkloadError> {
         idle.mapped(),
         work.ran_ns as f64 / 1e9,
         work.switches as f64,
-        connections,
+        open,
         queue_pairs,
         used.bytes(0..4),
         used.mapped(),
