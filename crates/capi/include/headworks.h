@@ -104,9 +104,9 @@ extern "C" {
  * waits for the connection, unless HW_NONBLOCK is among the flags.
  *
  * Connections without a file descriptor use none of the process's file
- * descriptors. Only they can be direct: with `direct = true` in the
- * configuration of the daemons, applications of one machine exchange bytes
- * without them, if neither end has a file descriptor. */
+ * descriptors. Only they can be direct: applications of one machine exchange
+ * bytes without the daemons, if neither end has a file descriptor and no
+ * daemon has `direct = false` in its configuration. */
 #define HW_NO_FD 0x8000000
 /* Functions that take HW_NONBLOCK also take SOCK_CLOEXEC, and functions that
  * send or receive also take MSG_NOSIGNAL. Both change nothing: every

@@ -104,7 +104,7 @@ pub struct DaemonLimits {
     /// Most bytes of shared memory of an application. Default 1,073,741,824.
     pub memory_each: u64,
     /// Whether two applications of this machine exchange bytes [without their daemons](headworks_client::direct), where both
-    /// can. Default no.
+    /// can. Default yes.
     pub direct: bool,
     /// Bytes of address space in which an application sends directly to another one, a power of two. Only what is used takes
     /// memory; the direct connections of an application use at most `memory_each`, beside its other memory. Default
@@ -193,7 +193,7 @@ impl Default for DaemonLimits {
             applications_each: 1024,
             connections_each: 16_384,
             memory_each: 1 << 30,
-            direct: false,
+            direct: true,
             direct_bytes: 64 << 20,
             listeners_each: 1024,
             peer_timeout: 10,

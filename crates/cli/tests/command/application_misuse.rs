@@ -18,7 +18,7 @@ use headworks::service::{MESSAGE_MAX, Refusal, Reset, Rights, Service, ServiceEr
 use headworks_net::clock;
 use headworks_verbs::Duration;
 
-use crate::daemon::{Daemons, echo, exchange, locked, to};
+use crate::daemon::{Daemons, DataPath, echo, exchange, locked, test_on_both_paths, to};
 use crate::kills::{Leftovers, leftovers_at_rest};
 use crate::test_env::{CommandProcess, until};
 
@@ -111,7 +111,7 @@ fn serve(service: &Service) -> Arc<AtomicU64> {
 /// Starts a process that misuses the service as `does` says.
 fn start(daemons: &Daemons, does: &str) -> CommandProcess {
     let mut command = Command::new(std::env::current_exe().expect("this program"));
-    let own = "application_misuse::misuse_by_one_application_harms_no_other";
+    let own = "application_misuse::misuse_by_one_application_harms_no_other::direct";
     command
         .args(["--exact", own, "--nocapture"])
         .env(DOES, does)
@@ -126,14 +126,15 @@ fn ends_well(mut side: CommandProcess, does: &str) {
     assert!(ended.success(), "{does}: {ended}: {}", side.stderr_line());
 }
 
-#[test]
-fn misuse_by_one_application_harms_no_other() {
+test_on_both_paths!(misuse_by_one_application_harms_no_other);
+
+fn misuse_by_one_application_harms_no_other(path: DataPath) {
     if let Some(does) = std::env::var_os(DOES) {
         let socket = std::env::var_os(SOCKET).expect("a socket");
         return misuse(does.to_str().expect("a name"), &socket);
     }
     let _one = locked();
-    let daemons = Daemons::start();
+    let daemons = Daemons::start_on(path);
     let (client, server) = (daemons.attach(0), daemons.attach(1));
     let resets = serve(&server);
     // Links stay once they exist, so they are created before the first count.
@@ -142,7 +143,9 @@ fn misuse_by_one_application_harms_no_other() {
         exchange(client.connect(to(host, ECHO)).unwrap(), 1000).unwrap();
     }
     let before = [0, 1].map(|host| leftovers_at_rest(&daemons, host, None));
-    let beside = Bystander::of(client.connect(to(1, ECHO)).unwrap());
+    let stream = client.connect(to(1, ECHO)).unwrap();
+    path.check(&stream);
+    let beside = Bystander::of(stream);
     beside.goes_on();
 
     let mut scribbler = start(&daemons, "scribbles");
@@ -188,7 +191,12 @@ fn misuse_by_one_application_harms_no_other() {
     );
     drop((held, listener));
 
-    for does in ["forks", "closes", "calls nobody"] {
+    // Its objects have descriptors, which only connections through the daemons have.
+    let forks: &[&str] = match path {
+        DataPath::Daemons => &["forks"],
+        DataPath::Direct => &[],
+    };
+    for does in forks.iter().copied().chain(["closes", "calls nobody"]) {
         ends_well(start(&daemons, does), does);
         beside.goes_on();
     }
@@ -452,6 +460,9 @@ fn close(service: &Service) {
     // A polled connection without its descriptor is of no use. Its calls fail, or work without the
     // descriptor.
     let mut stream = service.connect(to(1, ECHO)).unwrap();
+    if stream.is_direct() {
+        return;
+    }
     close_number(stream.fd().unwrap().as_raw_fd());
     stream.set_deadline(soon());
     for _ in 0..3 {

@@ -8,8 +8,8 @@ use std::sync::OnceLock;
 
 use rustix::process::Signal;
 
-use crate::daemon::{Daemons, locked};
-use crate::test_env::{CommandProcess, TestEnv, until};
+use crate::daemon::{Daemons, DataPath, locked};
+use crate::test_env::{CommandProcess, until};
 
 /// The strictest flags of C and C++ compilers.
 const STRICT: [&str; 4] = ["-Wall", "-Wextra", "-Werror", "-pedantic"];
@@ -152,48 +152,30 @@ impl Programs {
     }
 }
 
-/// Runs the C test `name` between two daemons. The test has its own time limit.
+/// Runs the C test `name` between two daemons that carry all bytes, and between two that make direct connections. The test
+/// has its own time limit.
 fn passes(name: &str) {
-    passes_while(name, |_, _| {});
+    for path in DataPath::BOTH {
+        passes_while(name, path, |_, _| {});
+    }
 }
 
 /// Does what [`passes`] does, with a test in C++.
 fn passes_in_cpp(name: &str) {
-    passes_between(CPP, &format!("{name}.cpp"), Daemons::start, "0", |_, _| {});
+    for path in DataPath::BOTH {
+        passes_between(CPP, &format!("{name}.cpp"), path, |_, _| {});
+    }
 }
 
-/// Does what [`passes`] does, with daemons whose connections go through them, and with daemons that make direct ones.
-fn passes_both_ways(name: &str) {
-    let source = format!("{name}.c");
-    passes_between(C, &source, Daemons::start, "0", |_, _| {});
-    passes_between(C, &source, start_direct, "1", |_, _| {});
-}
-
-/// Starts daemons that make direct connections.
-fn start_direct() -> Daemons {
-    let mut daemons = Daemons {
-        fabric: TestEnv::new(),
-        sides: Vec::new(),
-    };
-    let config = daemons.fabric.file("direct.toml");
-    std::fs::write(&config, "[limits]\ndirect = true\n").expect("a file");
-    let config = config.display().to_string();
-    let sides = (0..2).map(|host| daemons.daemon_with(host, &["--config", &config]));
-    daemons.sides = sides.collect();
-    daemons
-}
-
-/// Does what [`passes`] does, while `does` acts on the daemons and on the program's standard input and
-/// output.
-fn passes_while(name: &str, does: impl FnOnce(&mut Daemons, &mut Child)) {
-    passes_between(C, &format!("{name}.c"), Daemons::start, "0", does);
+/// Does what [`passes`] does on one path, while `does` acts on the daemons and on the program's standard input and output.
+fn passes_while(name: &str, path: DataPath, does: impl FnOnce(&mut Daemons, &mut Child)) {
+    passes_between(C, &format!("{name}.c"), path, does);
 }
 
 fn passes_between(
     compiler: Compiler,
     source: &str,
-    start: impl FnOnce() -> Daemons,
-    is_direct: &str,
+    path: DataPath,
     does: impl FnOnce(&mut Daemons, &mut Child),
 ) {
     let Some(programs) = Programs::new(compiler) else {
@@ -201,7 +183,11 @@ fn passes_between(
     };
     let program = programs.compile(&format!("tests/{source}"));
     let _one = locked();
-    let mut daemons = start();
+    let mut daemons = Daemons::start_on(path);
+    let is_direct = match path {
+        DataPath::Daemons => "0",
+        DataPath::Direct => "1",
+    };
     let mut test = CommandProcess::start(
         programs
             .command(&program)
@@ -266,7 +252,7 @@ fn threads_of_c_share_descriptors() {
 
 #[test]
 fn pollers_of_c_report_what_is_ready() {
-    passes_both_ways("poller");
+    passes("poller");
 }
 
 #[test]
@@ -276,21 +262,23 @@ fn programs_written_for_sockets_find_what_they_rely_on() {
 
 #[test]
 fn c_is_attached_once_and_again_to_a_daemon_that_came_back() {
-    passes_while("attach", |daemons, program| {
-        let mut said = [0];
-        let stdout = program.stdout.as_mut().expect("piped");
-        if stdout.read_exact(&mut said).is_err() {
-            // The program reports on standard error what went wrong.
-            return;
-        }
-        for (host, signal) in [Signal::KILL, Signal::TERM].into_iter().enumerate() {
-            daemons.sides[host].signal(signal);
-            daemons.sides[host].wait();
-            daemons.sides[host] = daemons.daemon(host);
-        }
-        let stdin = program.stdin.as_mut().expect("piped");
-        stdin.write_all(b"1").expect("it waits for that");
-    });
+    for path in DataPath::BOTH {
+        passes_while("attach", path, |daemons, program| {
+            let mut said = [0];
+            let stdout = program.stdout.as_mut().expect("piped");
+            if stdout.read_exact(&mut said).is_err() {
+                // The program reports on standard error what went wrong.
+                return;
+            }
+            for (host, signal) in [Signal::KILL, Signal::TERM].into_iter().enumerate() {
+                daemons.sides[host].signal(signal);
+                daemons.sides[host].wait();
+                daemons.sides[host] = daemons.daemon(host);
+            }
+            let stdin = program.stdin.as_mut().expect("piped");
+            stdin.write_all(b"1").expect("it waits for that");
+        });
+    }
 }
 
 #[test]
@@ -304,7 +292,7 @@ fn every_test_in_c_and_cpp_is_run() {
     for entry in std::fs::read_dir(sources().join("tests")).expect("a folder") {
         let path = entry.expect("an entry").path();
         let runs: &[&str] = match path.extension().and_then(OsStr::to_str) {
-            Some("c") => &["passes(", "passes_while(", "passes_both_ways("],
+            Some("c") => &["passes(", "passes_while("],
             Some("cpp") => &["passes_in_cpp("],
             _ => continue,
         };
@@ -369,8 +357,8 @@ fn the_example_with_a_poller_echoes_for_many() {
     let server = programs.compile("examples/echo_poller.c");
     let client = programs.compile("examples/echo.c");
     let _one = locked();
-    for start in [Daemons::start, start_direct] {
-        let daemons = start();
+    for path in DataPath::BOTH {
+        let daemons = Daemons::start_on(path);
         let said = programs.folder.path().join("said");
         let file = std::fs::File::create(&said).expect("creates");
         let serves = programs

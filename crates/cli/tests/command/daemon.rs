@@ -26,20 +26,80 @@ const PATIENCE: Duration = Duration::from_secs(300);
 const HOSTS: [&str; 2] = ["127.0.0.1", "127.0.0.2"];
 const PORT: &str = "17471";
 
+/// Path of the bytes of streams between applications of this machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum DataPath {
+    /// Through the daemons: `direct = false` in their configuration.
+    Daemons,
+    /// Through memory that both applications have mapped: `direct = true`.
+    Direct,
+}
+
+impl DataPath {
+    pub(crate) const BOTH: [Self; 2] = [Self::Daemons, Self::Direct];
+
+    /// Returns the line of a daemon's configuration, in its section `[limits]`, that allows this path alone.
+    pub(crate) fn config_line(self) -> &'static str {
+        match self {
+            Self::Daemons => "direct = false\n",
+            Self::Direct => "direct = true\n",
+        }
+    }
+
+    /// Checks that the bytes of `stream` take this path.
+    #[track_caller]
+    pub(crate) fn check(self, stream: &Stream) {
+        assert_eq!(stream.is_direct(), self == Self::Direct, "{self:?}");
+    }
+}
+
+/// Makes two tests of each named function: `NAME::through_daemons` and `NAME::direct`. The function takes the
+/// [`DataPath`].
+macro_rules! test_on_both_paths {
+    ($($name:ident),+ $(,)?) => {
+        $(mod $name {
+            #[test]
+            fn through_daemons() {
+                super::$name($crate::daemon::DataPath::Daemons);
+            }
+
+            #[test]
+            fn direct() {
+                super::$name($crate::daemon::DataPath::Direct);
+            }
+        })+
+    };
+}
+pub(crate) use test_on_both_paths;
+
 /// Two daemons on a fabric of their own.
 pub(crate) struct Daemons {
     pub(crate) fabric: TestEnv,
     pub(crate) sides: Vec<CommandProcess>,
+    /// Path that their configuration files choose.
+    pub(crate) path: DataPath,
 }
 
 impl Daemons {
+    /// Starts daemons that carry all bytes.
     pub(crate) fn start() -> Self {
-        let mut daemons = Self {
-            fabric: TestEnv::new(),
-            sides: Vec::new(),
-        };
+        Self::start_on(DataPath::Daemons)
+    }
+
+    /// Starts daemons whose configuration files choose `path`.
+    pub(crate) fn start_on(path: DataPath) -> Self {
+        let mut daemons = Self::none(path);
         daemons.sides = (0..2).map(|host| daemons.daemon(host)).collect();
         daemons
+    }
+
+    /// Returns a fabric without a daemon: the caller starts them.
+    pub(crate) fn none(path: DataPath) -> Self {
+        Self {
+            fabric: TestEnv::new(),
+            sides: Vec::new(),
+            path,
+        }
     }
 
     pub(crate) fn args(&self, host: usize) -> Vec<String> {
@@ -58,18 +118,32 @@ impl Daemons {
         words.map(str::to_owned).to_vec()
     }
 
+    /// Returns [`args`](Self::args) with a configuration file, which chooses the path. The second daemon has several
+    /// workers.
+    pub(crate) fn configured_args(&self, host: usize) -> Vec<String> {
+        let workers = ["", "workers = 4\n"][host];
+        let mut args = self.args(host);
+        args.extend(self.config(host, workers));
+        args
+    }
+
+    /// Writes a configuration file of a host, with the lines `limits` and the path. Returns the options that name it.
+    pub(crate) fn config(&self, host: usize, limits: &str) -> [String; 2] {
+        let file = self.fabric.file(&format!("{host}.toml"));
+        let text = format!("[limits]\n{}{limits}", self.path.config_line());
+        std::fs::write(&file, text).expect("a file");
+        ["--config".to_owned(), file.display().to_string()]
+    }
+
     pub(crate) fn daemon(&self, host: usize) -> CommandProcess {
         self.daemon_with(host, &[])
     }
 
     pub(crate) fn daemon_with(&self, host: usize, others: &[&str]) -> CommandProcess {
-        let mut args = self.args(host);
-        // The second daemon has several workers, unless the test configures it.
-        if host == 1 && !others.contains(&"--config") {
-            let config = self.fabric.file("workers.toml");
-            std::fs::write(&config, "[limits]\nworkers = 4\n").expect("a file");
-            args.extend(["--config".to_owned(), config.display().to_string()]);
-        }
+        let args = match others.contains(&"--config") {
+            true => self.args(host),
+            false => self.configured_args(host),
+        };
         let own = args.iter().map(String::as_str);
         let words: Vec<&str> = own.chain(others.iter().copied()).collect();
         let mut side = CommandProcess::start(&mut self.fabric.headworks(&words));
@@ -221,15 +295,27 @@ pub(crate) fn locked() -> Locked {
     }
 }
 
-#[test]
-fn streams_of_any_length_arrive_whole() {
+test_on_both_paths!(
+    streams_of_any_length_arrive_whole,
+    one_thread_receives_while_another_sends,
+    sent_bytes_arrive_after_the_sender_closed_and_exited,
+    closing_without_reading_echoes_blocks_no_peer,
+    an_application_that_is_killed_harms_its_own_connections_alone,
+    an_unaccepted_connection_is_reset_when_its_listener_drops,
+    a_daemon_that_is_killed_is_missed_and_may_come_back,
+    hosts_of_either_family_meet,
+);
+
+fn streams_of_any_length_arrive_whole(path: DataPath) {
     let _one = locked();
-    let daemons = Daemons::start();
+    let daemons = Daemons::start_on(path);
     let server = daemons.attach(1);
     serve(&server, 7000);
     let client = daemons.attach(0);
     for total in [0, 1, 64, 5000, 1 << 20, most(64 << 20)] {
-        exchange(client.connect(to(1, 7000)).unwrap(), total).unwrap();
+        let stream = client.connect(to(1, 7000)).unwrap();
+        path.check(&stream);
+        exchange(stream, total).unwrap();
     }
     // Many connections at once, from several threads, also to the own host.
     serve(&client, 7000);
@@ -240,6 +326,7 @@ fn streams_of_any_length_arrive_whole() {
                 let to = to(number % 2, 7000);
                 let streams: Vec<_> = (0..25).map(|_| client.connect(to).unwrap()).collect();
                 for (at, stream) in streams.into_iter().enumerate() {
+                    path.check(&stream);
                     exchange(stream, at * 1000).unwrap();
                 }
             })
@@ -298,17 +385,22 @@ fn both_ways(stream: Stream, total: usize) {
     assert_eq!(receives.join().unwrap(), total);
 }
 
-#[test]
-fn one_thread_receives_while_another_sends() {
+fn one_thread_receives_while_another_sends(path: DataPath) {
     let _one = locked();
-    let daemons = Daemons::start();
+    let daemons = Daemons::start_on(path);
     let (client, server) = (daemons.attach(0), daemons.attach(1));
     let listener = server.listen(7000, 8).unwrap();
     let total = most(24 << 20);
-    for polled in [false, true] {
+    // A descriptor would put the connection on the path through the daemons.
+    let polled: &[bool] = match path {
+        DataPath::Daemons => &[false, true],
+        DataPath::Direct => &[false],
+    };
+    for polled in polled {
         let mut near = client.connect(to(1, 7000)).unwrap();
         let mut far = listener.accept().unwrap();
-        if polled {
+        path.check(&near);
+        if *polled {
             near.fd().unwrap();
             far.fd().unwrap();
         }
@@ -346,20 +438,20 @@ fn say_and_go(socket: &std::ffi::OsStr) -> ! {
     std::process::exit(0);
 }
 
-#[test]
-fn sent_bytes_arrive_after_the_sender_closed_and_exited() {
+fn sent_bytes_arrive_after_the_sender_closed_and_exited(path: DataPath) {
     if let Some(socket) = std::env::var_os(LEAVER) {
         say_and_go(&socket);
     }
     let _one = locked();
-    let daemons = Daemons::start();
+    let daemons = Daemons::start_on(path);
     let server = daemons.attach(1);
     let listener = server.listen(7000, 16).unwrap();
     for _ in 0..5 {
-        let own = "daemon::sent_bytes_arrive_after_the_sender_closed_and_exited";
+        let own = "daemon::sent_bytes_arrive_after_the_sender_closed_and_exited::direct";
         let mut leaver = daemons.another_process(own, LEAVER);
         for len in [0, 1, 70_000, 2_000_000] {
             let mut stream = listener.accept().unwrap();
+            path.check(&stream);
             let mut buffer = vec![0; 100_000];
             let mut got = 0;
             loop {
@@ -380,15 +472,15 @@ fn sent_bytes_arrive_after_the_sender_closed_and_exited() {
     daemons.end();
 }
 
-#[test]
-fn closing_without_reading_echoes_blocks_no_peer() {
+fn closing_without_reading_echoes_blocks_no_peer(path: DataPath) {
     let _one = locked();
-    let daemons = Daemons::start();
+    let daemons = Daemons::start_on(path);
     let (client, server) = (daemons.attach(0), daemons.attach(1));
     let listener = server.listen(7000, 8).unwrap();
     for is_told_late in [false, true] {
         let mut near = client.connect(to(1, 7000)).unwrap();
         let far = listener.accept().unwrap();
+        path.check(&far);
         let echoes = thread::spawn(move || echo(far));
         // Fills all the room on the way there and back.
         let deadline = || Some(clock::now() + headworks_verbs::Duration::from_millis(200));
@@ -410,21 +502,21 @@ fn closing_without_reading_echoes_blocks_no_peer() {
     daemons.end();
 }
 
-#[test]
-fn an_application_that_is_killed_harms_its_own_connections_alone() {
+fn an_application_that_is_killed_harms_its_own_connections_alone(path: DataPath) {
     if let Some(socket) = std::env::var_os(VICTIM) {
         hold(&socket);
     }
     let _one = locked();
-    let daemons = Daemons::start();
+    let daemons = Daemons::start_on(path);
     let server = daemons.attach(1);
     let listener = server.listen(7000, 16).unwrap();
     let witness = daemons.attach(0);
     let rounds = if testing::is_slow_device() { 4 } else { 10 };
     for round in 0..rounds {
-        let own = "daemon::an_application_that_is_killed_harms_its_own_connections_alone";
+        let own = "daemon::an_application_that_is_killed_harms_its_own_connections_alone::direct";
         let mut victim = daemons.another_process(own, VICTIM);
         let mut held = listener.accept().unwrap();
+        path.check(&held);
         let mut beside = witness.connect(to(1, 7000)).unwrap();
         let mut beside_there = listener.accept().unwrap();
         let mut buffer = [0; 4096];
@@ -453,13 +545,13 @@ fn an_application_that_is_killed_harms_its_own_connections_alone() {
     daemons.end();
 }
 
-#[test]
-fn an_unaccepted_connection_is_reset_when_its_listener_drops() {
+fn an_unaccepted_connection_is_reset_when_its_listener_drops(path: DataPath) {
     let _one = locked();
-    let daemons = Daemons::start();
+    let daemons = Daemons::start_on(path);
     let (client, server) = (daemons.attach(0), daemons.attach(1));
     let listener = server.listen(7000, 8).unwrap();
     let mut stream = client.connect(to(1, 7000)).unwrap();
+    path.check(&stream);
     stream.set_nonblocking(true);
     // The server has not looked since, so the connection is in its socket or on its way there.
     drop(listener);
@@ -471,10 +563,9 @@ fn an_unaccepted_connection_is_reset_when_its_listener_drops() {
     daemons.end();
 }
 
-#[test]
-fn a_daemon_that_is_killed_is_missed_and_may_come_back() {
+fn a_daemon_that_is_killed_is_missed_and_may_come_back(path: DataPath) {
     let _one = locked();
-    let mut daemons = Daemons::start();
+    let mut daemons = Daemons::start_on(path);
     let client = daemons.attach(0);
     serve(&client, 7000);
     for _ in 0..3 {
@@ -484,13 +575,24 @@ fn a_daemon_that_is_killed_is_missed_and_may_come_back() {
         let mut near = client.connect(to(0, 7000)).unwrap();
         let mut buffer = [0; 64];
         for stream in [&mut far, &mut near] {
+            path.check(stream);
             stream.send_all(b"there").unwrap();
             assert_eq!(stream.recv(&mut buffer).unwrap(), 5);
         }
         daemons.sides[1].signal(Signal::KILL);
         let began = Instant::now();
-        let error = far.recv(&mut buffer).unwrap_err();
-        assert!(matches!(error, ServiceError::Reset(_)), "{error}");
+        // A connection through the daemons is reset. A direct connection needs none of them and goes on.
+        match path {
+            DataPath::Daemons => {
+                let error = far.recv(&mut buffer).unwrap_err();
+                assert!(matches!(error, ServiceError::Reset(_)), "{error}");
+            }
+            DataPath::Direct => {
+                daemons.sides[1].wait();
+                far.send_all(b"alone").unwrap();
+                assert_eq!(far.recv(&mut buffer).unwrap(), 5);
+            }
+        }
         assert!(began.elapsed() < NOTICE, "after {:?}", began.elapsed());
         // The daemon's own application knows, and the other daemon goes on.
         let gone = server.connect(to(0, 7000)).unwrap_err();
@@ -504,6 +606,10 @@ fn a_daemon_that_is_killed_is_missed_and_may_come_back() {
         assert_eq!(near.recv(&mut buffer).unwrap(), 5);
         let refused = client.connect(to(1, 7000)).unwrap_err();
         assert!(matches!(refused, ServiceError::Refused(_)), "{refused}");
+        if path == DataPath::Direct {
+            far.end().unwrap();
+            assert_eq!(far.recv(&mut buffer).unwrap(), 0);
+        }
         daemons.sides[1].wait();
         daemons.sides[1] = daemons.daemon(1);
     }
@@ -520,7 +626,7 @@ fn a_daemon_that_cannot_serve_reports_one_line() {
         let code = side.wait().code();
         (code, side.stderr_line())
     };
-    let args = daemons.args(0);
+    let args = daemons.configured_args(0);
     let again: Vec<&str> = args.iter().map(String::as_str).collect();
     let (code, line) = run(&again);
     assert_eq!(code, Some(2), "{line}");
@@ -551,8 +657,7 @@ fn a_daemon_that_cannot_serve_reports_one_line() {
     daemons.end();
 }
 
-#[test]
-fn hosts_of_either_family_meet() {
+fn hosts_of_either_family_meet(path: DataPath) {
     let _one = locked();
     if std::net::TcpListener::bind("[::1]:0").is_err() {
         assert!(
@@ -562,7 +667,8 @@ fn hosts_of_either_family_meet() {
         println!("skipped: there is no IPv6 here");
         return;
     }
-    let fabric = TestEnv::new();
+    let daemons = Daemons::none(path);
+    let fabric = &daemons.fabric;
     let six: std::net::IpAddr = "::1".parse().unwrap();
     let addresses = [six, HOSTS[1].parse().unwrap()];
     let mut sides = Vec::new();
@@ -582,6 +688,15 @@ fn hosts_of_either_family_meet() {
                 "--socket",
                 &socket.display().to_string(),
             ];
+            // Without a configuration file, connections are direct.
+            let config = match path {
+                DataPath::Daemons => daemons.config(host, "").to_vec(),
+                DataPath::Direct => Vec::new(),
+            };
+            let words: Vec<&str> = words
+                .into_iter()
+                .chain(config.iter().map(String::as_str))
+                .collect();
             sides.push(CommandProcess::start(&mut fabric.headworks(&words)));
             until("the daemon", || Service::attach(&socket, "looks").is_ok());
             Service::attach(&socket, "test").unwrap()
@@ -596,6 +711,7 @@ fn hosts_of_either_family_meet() {
             (stream.peer_addr(), stream.local_addr().ip()),
             (target, addresses[from])
         );
+        path.check(&stream);
         let far = listener.accept().unwrap();
         assert_eq!(
             (far.peer_addr(), far.local_addr()),

@@ -11,7 +11,7 @@ use headworks_net::packets::{PacketSocket, RecvOutcome};
 use rustix::fs::{OFlags, fcntl_setfl};
 use rustix::process::Signal;
 
-use crate::daemon::{Daemons, device, exchange, locked, serve, to};
+use crate::daemon::{Daemons, DataPath, device, exchange, locked, serve, test_on_both_paths, to};
 use crate::test_env::{CommandProcess, NOTICE, TestEnv, sleep_for, until};
 
 /// Returns a daemon's answer to `GET /metrics`.
@@ -34,10 +34,16 @@ pub(crate) fn value(text: &str, name: &str, label: &str) -> f64 {
     line.rsplit(' ').next().unwrap().parse().unwrap()
 }
 
-#[test]
-fn a_terminating_daemon_lets_connections_end() {
+test_on_both_paths!(
+    a_terminating_daemon_lets_connections_end,
+    connections_left_after_the_drain_are_reset_with_reasons,
+    daemon_activity_is_visible_in_its_metrics,
+    exceeding_a_quota_is_refused_without_affecting_others,
+);
+
+fn a_terminating_daemon_lets_connections_end(path: DataPath) {
     let _one = locked();
-    let mut daemons = Daemons::start();
+    let mut daemons = Daemons::start_on(path);
     let server = daemons.attach(1);
     serve(&server, 7000);
     let client = daemons.attach(0);
@@ -84,8 +90,7 @@ fn a_terminating_daemon_lets_connections_end() {
     daemons.end();
 }
 
-#[test]
-fn connections_left_after_the_drain_are_reset_with_reasons() {
+fn connections_left_after_the_drain_are_reset_with_reasons(path: DataPath) {
     let _one = locked();
     for (drain, signals, code) in [
         ("0", &[Signal::TERM][..], 0),
@@ -93,7 +98,7 @@ fn connections_left_after_the_drain_are_reset_with_reasons() {
         // A second signal ends the drain at once.
         ("600", &[Signal::TERM, Signal::INT], 0),
     ] {
-        let mut daemons = Daemons::start();
+        let mut daemons = Daemons::start_on(path);
         daemons.sides[0].signal(Signal::TERM);
         assert_eq!(daemons.sides[0].wait().code(), Some(0));
         daemons.sides[0] = daemons.daemon_with(0, &["--drain", drain]);
@@ -145,7 +150,7 @@ fn a_daemon_serves_while_its_log_pipe_is_full() {
     fcntl_setfl(&write, OFlags::NONBLOCK).unwrap();
     while rustix::io::write(&write, &[b'x'; 4096]).is_ok() {}
     fcntl_setfl(&write, OFlags::empty()).unwrap();
-    let args = daemons.args(0);
+    let args = daemons.configured_args(0);
     let args: Vec<&str> = args.iter().map(String::as_str).collect();
     daemons.sides[0] = CommandProcess::start(daemons.fabric.headworks(&args).stderr(write));
     let socket = daemons.socket(0);
@@ -255,10 +260,9 @@ fn a_configuration_file_that_cannot_be_read_is_named() {
     assert!(line.contains("longer than 1048576 bytes"), "{line}");
 }
 
-#[test]
-fn daemon_activity_is_visible_in_its_metrics() {
+fn daemon_activity_is_visible_in_its_metrics(path: DataPath) {
     let _one = locked();
-    let daemons = Daemons::start();
+    let daemons = Daemons::start_on(path);
     let server = daemons.attach(1);
     serve(&server, 7000);
     let client = daemons.attach(0);
@@ -597,14 +601,50 @@ fn bytes_are_carried_as_is_asked_for() {
 }
 
 #[test]
+fn connections_are_direct_unless_a_daemon_is_configured_otherwise() {
+    let _one = locked();
+    let mut daemons = Daemons::none(DataPath::Daemons);
+    // `None` is a daemon without a configuration file.
+    for (configured, path) in [
+        ([None, None], DataPath::Direct),
+        ([Some(DataPath::Direct), None], DataPath::Direct),
+        ([Some(DataPath::Daemons), None], DataPath::Daemons),
+        ([None, Some(DataPath::Daemons)], DataPath::Daemons),
+    ] {
+        for (host, configured) in configured.into_iter().enumerate() {
+            let mut words = daemons.args(host);
+            if let Some(configured) = configured {
+                daemons.path = configured;
+                words.extend(daemons.config(host, ""));
+            }
+            let words: Vec<&str> = words.iter().map(String::as_str).collect();
+            let side = CommandProcess::start(&mut daemons.fabric.headworks(&words));
+            daemons.sides.push(side);
+            let socket = daemons.socket(host);
+            until("the daemon", || Service::attach(&socket, "looks").is_ok());
+        }
+        let (client, server) = (daemons.attach(0), daemons.attach(1));
+        serve(&server, 7000);
+        let stream = client.connect(to(1, 7000)).unwrap();
+        path.check(&stream);
+        exchange(stream, 100_000).unwrap();
+        drop((client, server));
+        for mut side in daemons.sides.drain(..) {
+            side.signal(Signal::TERM);
+            assert_eq!(side.wait().code(), Some(0), "{}", side.stderr_line());
+        }
+    }
+    daemons.fabric.is_clean();
+}
+
+#[test]
 fn a_stopped_daemon_is_noticed_while_an_answer_is_due() {
     let _one = locked();
     let mut daemons = Daemons::start();
     daemons.sides[0].signal(Signal::TERM);
     daemons.sides[0].wait();
-    let config = daemons.fabric.file("timeout.toml");
-    std::fs::write(&config, "[limits]\npeer_timeout = 1\n").unwrap();
-    daemons.sides[0] = daemons.daemon_with(0, &["--config", &config.display().to_string()]);
+    let config = daemons.config(0, "peer_timeout = 1\n");
+    daemons.sides[0] = daemons.daemon_with(0, &config.each_ref().map(String::as_str));
     let (client, server) = (daemons.attach(0), daemons.attach(1));
     serve(&server, 7000);
     let mut stream = client.connect(to(1, 7000)).unwrap();
@@ -624,18 +664,15 @@ fn a_stopped_daemon_is_noticed_while_an_answer_is_due() {
     daemons.end();
 }
 
-#[test]
-fn exceeding_a_quota_is_refused_without_affecting_others() {
+fn exceeding_a_quota_is_refused_without_affecting_others(path: DataPath) {
     let _one = locked();
-    let mut daemons = Daemons::start();
+    let mut daemons = Daemons::start_on(path);
     daemons.sides[0].signal(Signal::TERM);
     daemons.sides[0].wait();
-    let config = daemons.fabric.file("quotas.toml");
-    let quotas = "[limits]\nconnections_each = 3\nlisteners_each = 1\napplications_each = 2\n\
+    let quotas = "connections_each = 3\nlisteners_each = 1\napplications_each = 2\n\
                   memory_each = 8388608\n";
-    std::fs::write(&config, quotas).unwrap();
-    let config = config.display().to_string();
-    daemons.sides[0] = daemons.daemon_with(0, &["--config", &config]);
+    let config = daemons.config(0, quotas);
+    daemons.sides[0] = daemons.daemon_with(0, &config.each_ref().map(String::as_str));
     let server = daemons.attach(1);
     serve(&server, 7000);
     let greedy = daemons.attach(0);

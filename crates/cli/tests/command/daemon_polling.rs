@@ -7,7 +7,7 @@ use headworks::service::{Refusal, Service, ServiceError, Stream};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::Signal;
 
-use crate::daemon::{Daemons, locked, serve, to};
+use crate::daemon::{Daemons, DataPath, locked, serve, test_on_both_paths, to};
 use crate::test_env::until;
 
 /// Returns what a descriptor is ready for now.
@@ -300,14 +300,16 @@ fn a_thread_serves_hundreds_of_connections() {
     daemons.end();
 }
 
-#[test]
-fn lending_and_peeking_copy_no_bytes() {
+test_on_both_paths!(lending_and_peeking_copy_no_bytes);
+
+fn lending_and_peeking_copy_no_bytes(path: DataPath) {
     let _one = locked();
-    let daemons = Daemons::start();
+    let daemons = Daemons::start_on(path);
     let (client, server) = (daemons.attach(0), daemons.attach(1));
     let listener = server.listen(7000, 1).unwrap();
     let mut near = client.connect(to(1, 7000)).unwrap();
     let mut far = listener.accept().unwrap();
+    path.check(&far);
     const LEN: usize = 256 << 10;
     const ROUNDS: usize = 20;
     let receiver = thread::spawn(move || {

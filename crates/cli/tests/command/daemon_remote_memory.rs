@@ -7,11 +7,12 @@ use headworks::service::{Outcome, Refusal, Rights, Service, ServiceError, Stream
 use headworks::verbs::Instant;
 use rustix::process::Signal;
 
-use crate::daemon::{Daemons, locked, to};
+use crate::daemon::{Daemons, DataPath, locked, test_on_both_paths, to};
 
-fn pair(client: &Service, server: &Service, port: u16) -> (Stream, Stream) {
+fn pair(path: DataPath, client: &Service, server: &Service, port: u16) -> (Stream, Stream) {
     let listener = server.listen(port, 1).expect("the port is free");
     let near = client.connect(to(1, port)).expect("connects");
+    path.check(&near);
     (near, listener.accept().expect("accepts"))
 }
 
@@ -38,12 +39,20 @@ fn byte(at: usize) -> u8 {
     (at ^ at >> 8 ^ at >> 15) as u8
 }
 
-#[test]
-fn memory_is_read_written_and_changed_as_far_as_that_is_allowed() {
+test_on_both_paths!(
+    memory_is_read_written_and_changed_as_far_as_that_is_allowed,
+    concurrent_remote_additions_are_counted_exactly,
+    revoked_memory_is_no_longer_accessed,
+    a_connection_cannot_reclaim_the_memory_of_another,
+    a_failed_revocation_can_be_retried_later,
+    operations_end_with_the_connection,
+);
+
+fn memory_is_read_written_and_changed_as_far_as_that_is_allowed(path: DataPath) {
     let _one = locked();
-    let daemons = Daemons::start();
+    let daemons = Daemons::start_on(path);
     let (client, server) = (daemons.attach(0), daemons.attach(1));
-    let (mut near, mut far) = pair(&client, &server, 7000);
+    let (mut near, mut far) = pair(path, &client, &server, 7000);
     for len in [8usize, 64, 65_536, 4 << 20] {
         let memory = server.alloc(len as u32).unwrap();
         let mut export = far.export(memory, Rights::ALL).unwrap();
@@ -92,10 +101,9 @@ fn memory_is_read_written_and_changed_as_far_as_that_is_allowed() {
     daemons.end();
 }
 
-#[test]
-fn concurrent_remote_additions_are_counted_exactly() {
+fn concurrent_remote_additions_are_counted_exactly(path: DataPath) {
     let _one = locked();
-    let daemons = Daemons::start();
+    let daemons = Daemons::start_on(path);
     let (client, server) = (daemons.attach(0), daemons.attach(1));
     const THREADS: u64 = 4;
     const EACH: u64 = 2000;
@@ -109,7 +117,7 @@ fn concurrent_remote_additions_are_counted_exactly() {
     // Each connection has an export of its own, so what one thread counts is exact.
     let threads: Vec<_> = (0..THREADS)
         .map(|number| {
-            let (mut near, mut far) = pair(&client, &server, 7000 + number as u16);
+            let (mut near, mut far) = pair(path, &client, &server, 7000 + number as u16);
             let (export, export_id) = counter(&mut far, &mut near);
             let thread = thread::spawn(move || {
                 let mut under_way = std::collections::VecDeque::new();
@@ -143,12 +151,11 @@ fn concurrent_remote_additions_are_counted_exactly() {
     daemons.end();
 }
 
-#[test]
-fn revoked_memory_is_no_longer_accessed() {
+fn revoked_memory_is_no_longer_accessed(path: DataPath) {
     let _one = locked();
-    let daemons = Daemons::start();
+    let daemons = Daemons::start_on(path);
     let (client, server) = (daemons.attach(0), daemons.attach(1));
-    let (mut near, mut far) = pair(&client, &server, 7000);
+    let (mut near, mut far) = pair(path, &client, &server, 7000);
     const LEN: usize = 1 << 20;
     for round in 0..20 {
         let mut memory = server.alloc(LEN as u32).unwrap();
@@ -183,13 +190,12 @@ fn revoked_memory_is_no_longer_accessed() {
     daemons.end();
 }
 
-#[test]
-fn a_connection_cannot_reclaim_the_memory_of_another() {
+fn a_connection_cannot_reclaim_the_memory_of_another(path: DataPath) {
     let _one = locked();
-    let daemons = Daemons::start();
+    let daemons = Daemons::start_on(path);
     let (client, server) = (daemons.attach(0), daemons.attach(1));
-    let (mut own, mut far) = pair(&client, &server, 7000);
-    let (mut other, beyond) = pair(&client, &server, 7001);
+    let (mut own, mut far) = pair(path, &client, &server, 7000);
+    let (mut other, beyond) = pair(path, &client, &server, 7001);
     other.set_nonblocking(true);
     let is_misuse = |error: &ServiceError| matches!(error, ServiceError::Refused(Refusal::Misuse));
     // A loan that is being sent.
@@ -219,12 +225,11 @@ fn a_connection_cannot_reclaim_the_memory_of_another() {
     daemons.end();
 }
 
-#[test]
-fn a_failed_revocation_can_be_retried_later() {
+fn a_failed_revocation_can_be_retried_later(path: DataPath) {
     let _one = locked();
-    let daemons = Daemons::start();
+    let daemons = Daemons::start_on(path);
     let (client, server) = (daemons.attach(0), daemons.attach(1));
-    let (mut near, mut far) = pair(&client, &server, 7000);
+    let (mut near, mut far) = pair(path, &client, &server, 7000);
     let export = far.export(server.alloc(64).unwrap(), Rights::ALL);
     let export = export.unwrap();
     let export_id = told(&mut far, &mut near, export.id());
@@ -262,14 +267,13 @@ fn a_failed_revocation_can_be_retried_later() {
     daemons.end();
 }
 
-#[test]
-fn operations_end_with_the_connection() {
+fn operations_end_with_the_connection(path: DataPath) {
     let _one = locked();
-    let mut daemons = Daemons::start();
+    let mut daemons = Daemons::start_on(path);
     let (client, server) = (daemons.attach(0), daemons.attach(1));
     // Either the other application drops the connection, or its daemon dies.
     for is_daemon in [false, true] {
-        let (mut near, mut far) = pair(&client, &server, 7000);
+        let (mut near, mut far) = pair(path, &client, &server, 7000);
         let export = far.export(server.alloc(4096).unwrap(), Rights::ALL);
         let export = export.unwrap();
         let export_id = told(&mut far, &mut near, export.id());

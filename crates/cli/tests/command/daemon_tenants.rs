@@ -3,7 +3,7 @@
 
 use headworks::service::{Refusal, Reset, Service, ServiceError};
 
-use crate::daemon::{Daemons, exchange, locked, to};
+use crate::daemon::{Daemons, DataPath, exchange, locked, test_on_both_paths, to};
 use crate::daemon_operation::{scraped, value};
 use crate::test_env::{CommandProcess, until};
 
@@ -14,20 +14,21 @@ fn is_refused(outcome: Result<impl Sized, ServiceError>, why: Refusal) {
     }
 }
 
-#[test]
-fn applications_at_different_sockets_have_limits_of_their_own() {
+test_on_both_paths!(applications_at_different_sockets_have_limits_of_their_own);
+
+fn applications_at_different_sockets_have_limits_of_their_own(path: DataPath) {
     let _one = locked();
-    let mut daemons = Daemons {
-        fabric: crate::test_env::TestEnv::new(),
-        sides: Vec::new(),
-    };
+    let mut daemons = Daemons::none(path);
     let sockets = [0, 1].map(|number| daemons.fabric.file(&format!("tenant{number}.sock")));
     let config = daemons.fabric.file("daemon.toml");
     let paths = sockets
         .each_ref()
         .map(|path| format!("{path:?}"))
         .join(", ");
-    let text = format!("socket = [{paths}]\n[limits]\napplications_each = 2\n");
+    let text = format!(
+        "socket = [{paths}]\n[limits]\napplications_each = 2\n{}",
+        path.config_line()
+    );
     std::fs::write(&config, text).unwrap();
     let mut words = daemons.args(0);
     let named = words.iter().position(|word| word == "--socket").unwrap();
@@ -58,13 +59,14 @@ fn applications_at_different_sockets_have_limits_of_their_own() {
     is_refused(of_first[0].listen(7000, 4), Refusal::PortTaken);
     let mut near = of_first[0].connect(to(0, 7000)).unwrap();
     let mut far = listener.accept().unwrap();
+    path.check(&near);
     near.send_all(b"across").unwrap();
     let mut buffer = [0; 16];
     assert_eq!(far.recv(&mut buffer).unwrap(), 6);
     // Metrics tell the tenants apart.
     let metrics = format!("{}.metrics", sockets[0].display());
-    let path = daemons.socket(0);
-    std::os::unix::fs::symlink(&metrics, format!("{}.metrics", path.display())).unwrap();
+    let socket = daemons.socket(0);
+    std::os::unix::fs::symlink(&metrics, format!("{}.metrics", socket.display())).unwrap();
     let text = scraped(&daemons, 0);
     for socket in &sockets {
         let label = format!("socket=\"{}\"", socket.display());
@@ -89,10 +91,7 @@ fn a_connection_is_refused_where_devices_cannot_reach_each_other() {
         return;
     }
     let _one = locked();
-    let mut daemons = Daemons {
-        fabric: crate::test_env::TestEnv::new(),
-        sides: Vec::new(),
-    };
+    let mut daemons = Daemons::none(DataPath::Daemons);
     for host in 0..2 {
         let words = daemons.args(host);
         let words: Vec<&str> = words.iter().map(String::as_str).collect();

@@ -22,7 +22,7 @@ use rustix::net::{
 };
 use rustix::process::{Resource, Rlimit, Signal, prlimit};
 
-use crate::daemon::{Daemons, exchange, locked, serve, to};
+use crate::daemon::{Daemons, DataPath, exchange, locked, serve, test_on_both_paths, to};
 use crate::test_env::{CommandProcess, TestEnv, create, sleep_for, until};
 
 /// Returns a socket whose last close blocks, because it lingers with unread bytes; and the socket at its
@@ -98,11 +98,11 @@ fn slow_closing_descriptors_keep_no_client_waiting() {
 
 /// Starts two daemons. The one of host 0 may have `most` descriptors. Returns its socket and its log file,
 /// too.
-fn with_descriptors(most: u32) -> (Daemons, PathBuf, PathBuf) {
-    let mut daemons = Daemons::start();
+fn with_descriptors(path: DataPath, most: u32) -> (Daemons, PathBuf, PathBuf) {
+    let mut daemons = Daemons::start_on(path);
     daemons.sides[0].signal(Signal::TERM);
     daemons.sides[0].wait();
-    let args = daemons.args(0);
+    let args = daemons.configured_args(0);
     let args: Vec<&str> = args.iter().map(String::as_str).collect();
     let whole = daemons.fabric.headworks(&args);
     let log = daemons.fabric.file("log");
@@ -149,11 +149,16 @@ fn last_word(client: &PacketSocket) -> Refusal {
     }
 }
 
-#[test]
-fn a_client_with_too_many_unclosed_descriptors_is_rejected() {
+test_on_both_paths!(
+    a_client_with_too_many_unclosed_descriptors_is_rejected,
+    a_daemon_without_descriptors_says_so_and_goes_on,
+    a_daemon_without_memory_says_so_and_goes_on,
+);
+
+fn a_client_with_too_many_unclosed_descriptors_is_rejected(path: DataPath) {
     let _one = locked();
     // A quarter of the descriptors may wait to be closed.
-    let (mut daemons, socket, log) = with_descriptors(300);
+    let (mut daemons, socket, log) = with_descriptors(path, 300);
     let (client, server) = (daemons.attach(0), daemons.attach(1));
     serve(&server, 7000);
     exchange(client.connect(to(1, 7000)).unwrap(), 100_000).unwrap();
@@ -205,8 +210,7 @@ fn a_client_with_too_many_unclosed_descriptors_is_rejected() {
     daemons.fabric.is_clean();
 }
 
-#[test]
-fn a_daemon_without_descriptors_says_so_and_goes_on() {
+fn a_daemon_without_descriptors_says_so_and_goes_on(path: DataPath) {
     let _one = locked();
     // When the daemon starts, the error is one line.
     for most in [12, 14, 16] {
@@ -218,7 +222,7 @@ fn a_daemon_without_descriptors_says_so_and_goes_on() {
         // Its registry entry may stay until the next process opens a device: removing it needs a descriptor.
         assert!(line.contains("Too many open files"), "{line}");
     }
-    let (mut daemons, socket, log) = with_descriptors(64);
+    let (mut daemons, socket, log) = with_descriptors(path, 64);
     let client = daemons.attach(0);
     let server = daemons.attach(1);
     serve(&server, 7000);
@@ -277,8 +281,7 @@ fn a_host_that_answers_nothing_is_given_up() {
     daemons.end();
 }
 
-#[test]
-fn a_daemon_without_memory_says_so_and_goes_on() {
+fn a_daemon_without_memory_says_so_and_goes_on(path: DataPath) {
     let _one = locked();
     // When the daemon starts, the error is one line.
     let fabric = TestEnv::new().with_launcher(&["sh", "-c", "ulimit -f 16; exec \"$0\" \"$@\""]);
@@ -288,7 +291,7 @@ fn a_daemon_without_memory_says_so_and_goes_on() {
     assert!(line.contains("file size limit"), "{line}");
     fabric.is_clean();
     // While the daemon serves, an application that needs more memory is refused, and others are not.
-    let daemons = Daemons::start();
+    let daemons = Daemons::start_on(path);
     let (client, server) = (daemons.attach(0), daemons.attach(1));
     serve(&server, 7000);
     exchange(client.connect(to(1, 7000)).unwrap(), 100_000).unwrap();

@@ -14,7 +14,7 @@ use headworks::runtime::testing;
 use headworks::service::{Rights, Service, ServiceError};
 use rustix::process::Signal;
 
-use crate::daemon::{Daemons, echo, exchange, locked, to};
+use crate::daemon::{Daemons, DataPath, echo, exchange, locked, test_on_both_paths, to};
 use crate::daemon_operation::{scraped, value};
 use crate::test_env::{CommandProcess, NOTICE, until};
 
@@ -31,7 +31,8 @@ fn run_victim(socket: &OsStr) -> ! {
         for round in 0usize.. {
             let mut stream = service.connect(to(1, FAR))?;
             let export = stream.export(service.alloc(4096)?, Rights::ALL)?;
-            if round % 2 == 0 {
+            // A descriptor would put the connection on the path through the daemons.
+            if round % 2 == 0 && !stream.is_direct() {
                 stream.fd()?;
             }
             // The echo treats lent bytes like any other bytes.
@@ -94,12 +95,17 @@ impl ConnectionWitness {
 }
 
 /// Echoes for every caller. Returns the number of current connections, and of all so far.
-fn serve_with_counters(service: &Service, port: u16) -> (Arc<AtomicU64>, Arc<AtomicU64>) {
+fn serve_with_counters(
+    path: DataPath,
+    service: &Service,
+    port: u16,
+) -> (Arc<AtomicU64>, Arc<AtomicU64>) {
     let (now, ever) = (Arc::<AtomicU64>::default(), Arc::<AtomicU64>::default());
     let listener = service.listen(port, 1 << 10).expect("the port is free");
     let counts = (now.clone(), ever.clone());
     thread::spawn(move || {
         while let Ok(stream) = listener.accept() {
+            path.check(&stream);
             now.fetch_add(1, Ordering::Relaxed);
             ever.fetch_add(1, Ordering::Relaxed);
             let now = now.clone();
@@ -122,8 +128,8 @@ struct Host {
 impl Host {
     fn at(daemons: &Daemons, host: usize) -> Self {
         let service = daemons.attach(host);
-        let (now, ever) = serve_with_counters(&service, FAR);
-        serve_with_counters(&service, OWN);
+        let (now, ever) = serve_with_counters(daemons.path, &service, FAR);
+        serve_with_counters(daemons.path, &service, OWN);
         Self { service, now, ever }
     }
 }
@@ -225,8 +231,8 @@ impl Victim {
     }
 }
 
-/// How long rounds go on without `HEADWORKS_LONG`.
-const ENOUGH: Duration = Duration::from_secs(20);
+/// How long rounds go on without `HEADWORKS_LONG`, on each path.
+const ENOUGH: Duration = Duration::from_secs(12);
 /// Least number of rounds; on slow devices, the number of rounds.
 const FEW: f64 = 5.0;
 const MANY: f64 = 200.0;
@@ -240,13 +246,14 @@ fn progress(round: u64, began: Instant) -> f64 {
     }
 }
 
-#[test]
-fn a_kill_is_noticed_by_the_peers_alone() {
+test_on_both_paths!(a_kill_is_noticed_by_the_peers_alone);
+
+fn a_kill_is_noticed_by_the_peers_alone(path: DataPath) {
     if let Some(socket) = std::env::var_os(VICTIM) {
         run_victim(&socket);
     }
     let _one = locked();
-    let mut daemons = Daemons::start();
+    let mut daemons = Daemons::start_on(path);
     let mut missed: BTreeMap<Victim, Vec<Duration>> = BTreeMap::new();
     // Resources of each daemon after the first round since it started.
     let mut left: [Option<Leftovers>; 2] = [None; 2];
@@ -256,7 +263,7 @@ fn a_kill_is_noticed_by_the_peers_alone() {
         let witnesses = [0, 1].map(|host| ConnectionWitness::of(&services[host].service, host));
         let Host { now, ever, .. } = &services[1];
         let before = ever.load(Ordering::Relaxed);
-        let own = "kills::a_kill_is_noticed_by_the_peers_alone";
+        let own = "kills::a_kill_is_noticed_by_the_peers_alone::direct";
         let mut application = daemons.another_process(own, VICTIM);
         // The moment differs from round to round.
         let enough = 1 + (round * 7919) % 13;
