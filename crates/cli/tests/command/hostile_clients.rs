@@ -161,7 +161,9 @@ fn a_client_with_too_many_unclosed_descriptors_is_rejected(path: DataPath) {
     let (mut daemons, socket, log) = with_descriptors(path, 300);
     let (client, server) = (daemons.attach(0), daemons.attach(1));
     serve(&server, 7000);
-    exchange(client.connect(to(1, 7000)).unwrap(), 100_000).unwrap();
+    let stream = client.connect(to(1, 7000)).unwrap();
+    path.check(&stream);
+    exchange(stream, 100_000).unwrap();
     // The daemon is stopped once for all clients, because a signal ends a close that blocks.
     let (clients, others): (Vec<_>, Vec<_>) = while_stopped(&daemons.sides[0], || {
         let client = |at| {
@@ -226,7 +228,9 @@ fn a_daemon_without_descriptors_says_so_and_goes_on(path: DataPath) {
     let client = daemons.attach(0);
     let server = daemons.attach(1);
     serve(&server, 7000);
-    exchange(client.connect(to(1, 7000)).unwrap(), 100_000).unwrap();
+    let stream = client.connect(to(1, 7000)).unwrap();
+    path.check(&stream);
+    exchange(stream, 100_000).unwrap();
     let crowd: Vec<_> = (0..90)
         .map(|_| PacketSocket::dial(&socket).unwrap())
         .collect();
@@ -294,7 +298,9 @@ fn a_daemon_without_memory_says_so_and_goes_on(path: DataPath) {
     let daemons = Daemons::start_on(path);
     let (client, server) = (daemons.attach(0), daemons.attach(1));
     serve(&server, 7000);
-    exchange(client.connect(to(1, 7000)).unwrap(), 100_000).unwrap();
+    let stream = client.connect(to(1, 7000)).unwrap();
+    path.check(&stream);
+    exchange(stream, 100_000).unwrap();
     let limit = |current| {
         let side = daemons.sides[0].pid();
         let new = Rlimit {

@@ -42,7 +42,11 @@ fn run_victim(socket: &OsStr) -> ! {
             let mut got = 0;
             let mut buffer = vec![0; 65_536];
             while got < 100_000 {
-                got += stream.recv(&mut buffer)?;
+                match stream.recv(&mut buffer)? {
+                    // The far end closes a direct connection when its daemon is gone, because the lent bytes are lost.
+                    0 => return Err(ServiceError::DaemonGone),
+                    len => got += len,
+                }
             }
             drop(stream.reclaim(loan));
             drop(stream.revoke(export));
