@@ -222,8 +222,8 @@ impl DirectShared {
 
     /// Status of the connection, whose status through the daemons is `told`.
     ///
-    /// A daemon that fails does not end a direct connection: only the other application, its death, or this
-    /// application's own daemon for its own reasons do.
+    /// A daemon that fails ends a direct connection only while the peer sends through the daemons. Otherwise only the other
+    /// application, its death, or this application's own daemon for its own reasons end it.
     pub(crate) fn status(&self, told: Status) -> Status {
         let own = |reset: &Reset| matches!(reset, Reset::ByPeer | Reset::Misuse | Reset::Kept);
         // Read before the status of the stream: the process may have ended the stream before it ended.
@@ -239,13 +239,13 @@ impl DirectShared {
                 reset: told.reset.filter(own).or(by_peer),
             };
         }
-        // The daemons bring the rest of a connection that the peer has closed, and its end.
+        // The daemons bring the rest of a connection that the peer has closed, and its end. If they fail, the rest is lost.
         let is_lost = is_gone && !block.is_closed();
         let is_reset = here.reset.is_some() && told.is_ended;
         let by_peer = (is_lost || is_reset).then_some(Reset::ByPeer);
         Status {
             is_ended: told.is_ended && (here.is_ended || !is_reset),
-            reset: told.reset.filter(own).or(by_peer),
+            reset: told.reset.or(by_peer),
         }
     }
 

@@ -401,6 +401,7 @@ fn serve(host: u8, place: &Path, port: u16, leash: &Path) -> Result {
         ecn: None,
         resctrl: None,
         drain: Duration::ZERO,
+        // As users have them by default: connections between the applications are direct where that is possible.
         daemon: DaemonLimits::default(),
     };
     let mut server = DaemonServer::open(device, &config)?;

@@ -253,6 +253,24 @@ fn what_the_daemons_carry_of_a_closed_connection_precedes_its_reset() {
     }
 }
 
+/// A daemon fails. Bytes that the daemons carry are lost, and the receiver must not wait for them. A connection that sends
+/// directly goes on.
+#[test]
+fn bytes_that_the_daemons_lost_reset_the_receiver() {
+    for is_lent in [false, true] {
+        let ([mut near, far], _memory) = pair();
+        if is_lent {
+            lends(&mut near, b"lent");
+        }
+        far.block.set_status(Status {
+            is_ended: false,
+            reset: Some(Reset::Unreachable),
+        });
+        let reset = is_lent.then_some(Reset::Unreachable);
+        assert_eq!(far.connection.receiving.status().reset, reset);
+    }
+}
+
 #[test]
 fn only_a_stream_that_was_not_ended_is_reset_when_the_peer_closes() {
     for is_closed_before in [false, true] {
