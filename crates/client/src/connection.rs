@@ -309,13 +309,26 @@ impl SendHalf {
         status
     }
 
-    /// Has everything from now on go through the daemons, until the peer has received it. Without an effect on a
-    /// connection that has no direct path. For what must not be overtaken by later bytes.
+    /// Has the next bytes go through the daemons, until the peer has received them. Without an effect on a connection that
+    /// has no direct path. For an export, which the session asks for: later bytes must not overtake it.
     pub fn divert(&mut self) {
-        // Nothing follows the end of the stream.
-        if let Some(direct) = self.direct.as_mut().filter(|direct| !direct.is_ended()) {
+        if let Some(direct) = self.direct_unless_ended() {
+            direct.divert_next_byte();
+        }
+    }
+
+    /// Has the record that follows, and everything behind it, go through the daemons.
+    fn divert_record(&mut self) {
+        if let Some(direct) = self.direct_unless_ended() {
             direct.divert();
         }
+    }
+
+    /// Returns the direct path, unless the stream was ended there: nothing follows the end.
+    fn direct_unless_ended(&mut self) -> Option<&mut DirectSender> {
+        self.direct
+            .as_deref_mut()
+            .filter(|direct| !direct.is_ended())
     }
 
     /// Whether the next bytes go through the daemons.
@@ -408,7 +421,7 @@ impl SendHalf {
         if self.is_ended() {
             return Ok((None, Wake::No));
         }
-        self.divert();
+        self.divert_record();
         let lent = self.egress.lend_as(&self.known.slabs, extent, transfer)?;
         self.count(lent.map_or(0, |_| extent.len.into()));
         Ok((lent, self.nudge_if(lent.is_some())))
@@ -456,7 +469,7 @@ impl SendHalf {
         if self.is_ended() {
             return Ok((None, Wake::No));
         }
-        self.divert();
+        self.divert_record();
         let asked = self.egress.operate(&self.known.slabs, operation)?;
         Ok((asked, self.nudge_if(asked.is_some())))
     }

@@ -287,6 +287,8 @@ pub(crate) struct DirectSender {
     diversions: u64,
     /// Bytes that went through the daemons.
     through_daemons: u64,
+    /// Whether the next byte goes through the daemons, although they have nothing else to carry.
+    must_carry: bool,
     consumed_there: WordRef,
     is_ended: bool,
     /// Whether the peer had closed the connection before the stream was ended.
@@ -307,7 +309,7 @@ impl DirectSender {
             return Ok(false);
         }
         let consumed = self.consumed_there.load(Ordering::Acquire);
-        if consumed != self.through_daemons || !is_drained()? {
+        if self.must_carry || consumed != self.through_daemons || !is_drained()? {
             return Ok(true);
         }
         self.diversions += 1;
@@ -315,12 +317,20 @@ impl DirectSender {
         Ok(false)
     }
 
-    /// Has everything from now on go through the daemons. The receiver is woken by what arrives there.
+    /// Has everything from now on go through the daemons, until the receiver has received all that went there. The receiver
+    /// is woken by what arrives there.
     pub(crate) fn divert(&mut self) {
         if self.diversions.is_multiple_of(2) {
             self.diversions += 1;
             self.shared.outgoing.block.set_diversions(self.diversions);
         }
+    }
+
+    /// Does what [`divert`](Self::divert) does, and has at least one byte go there. For what the daemons carry without a
+    /// record of this sender.
+    pub(crate) fn divert_next_byte(&mut self) {
+        self.divert();
+        self.must_carry = true;
     }
 
     /// Whether the sender used the daemons at its last call.
@@ -331,6 +341,7 @@ impl DirectSender {
     /// Counts bytes that go through the daemons.
     pub(crate) fn sent_there(&mut self, bytes: u64) {
         self.through_daemons += bytes;
+        self.must_carry &= bytes == 0;
     }
 
     /// Copies as many bytes as there is room for. Returns their number, and how to wake the receiver.
@@ -523,6 +534,7 @@ pub(crate) fn connect(
         memory: pair.outgoing.clone(),
         diversions: 0,
         through_daemons: 0,
+        must_carry: false,
         consumed_there: outgoing.consumed_there(),
         is_ended: false,
         is_ended_late: false,

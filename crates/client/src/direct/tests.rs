@@ -253,6 +253,23 @@ fn what_the_daemons_carry_of_a_closed_connection_precedes_its_reset() {
     }
 }
 
+/// An export goes from daemon to daemon. The bytes behind it, which tell the peer of it, must not overtake it.
+#[test]
+fn bytes_behind_an_export_go_through_the_daemons() {
+    let ([mut near, mut far], _memory) = pair();
+    for _ in 0..2 {
+        near.connection.sending.divert();
+        assert_eq!(near.connection.sending.send(b"told").unwrap().0, 4);
+        let (received, _) = far.connection.receiving.recv(&mut [0; 8]).unwrap();
+        assert_eq!(received, Received::Nothing);
+        carry(&mut near, &mut far, &mut false);
+        receives(&mut far, b"told");
+        // Later bytes are direct again.
+        assert_eq!(near.connection.sending.send(b"direct").unwrap().0, 6);
+        receives(&mut far, b"direct");
+    }
+}
+
 /// A daemon fails. Bytes that the daemons carry are lost, and the receiver must not wait for them. A connection that sends
 /// directly goes on.
 #[test]
