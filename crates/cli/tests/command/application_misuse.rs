@@ -102,9 +102,9 @@ fn serve(service: &Service) -> Arc<AtomicU64> {
                 let is_direct = stream.is_direct();
                 match echo(stream) {
                     Err(ServiceError::Reset(_)) => {}
-                    // This end itself finds what the other application wrote into the memory of both. Otherwise the
-                    // other application's daemon finds it, and resets the connection.
-                    Err(ServiceError::Contract(_)) if is_direct => {}
+                    // This end itself finds what the other application wrote into the memory of both, or takes it for the
+                    // end of the stream. Otherwise the other application's daemon finds it, and resets the connection.
+                    Err(ServiceError::Contract(_)) | Ok(_) if is_direct => {}
                     _ => return,
                 }
                 count.fetch_add(1, Ordering::Relaxed);
