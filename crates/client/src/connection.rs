@@ -345,7 +345,7 @@ impl SendHalf {
     pub fn needs_daemon(&self) -> bool {
         self.direct
             .as_deref()
-            .is_none_or(DirectSender::was_diverted)
+            .is_none_or(|direct| direct.was_diverted() || !direct.is_taken_by_peer())
     }
 
     /// Counts bytes that go through the daemons.
@@ -647,7 +647,7 @@ impl ReceiveHalf {
         self.known
             .direct
             .as_deref()
-            .is_none_or(|direct| direct.is_diverted())
+            .is_none_or(|direct| direct.is_diverted() || !direct.is_taken_by_peer())
     }
 
     /// Whether no further bytes can arrive in the receive pool until the application releases what it keeps: see

@@ -46,6 +46,7 @@ const STATUS: usize = 136;
 const INGRESS_RINGS: usize = 144;
 const EGRESS_RINGS: usize = 152;
 const DIVERSIONS: usize = 160;
+const TAKEN: usize = 168;
 const CLOSED: usize = 176;
 const INGRESS_HEAD: usize = 192;
 const CONSUMED_THERE: usize = 200;
@@ -180,6 +181,16 @@ impl ControlBlock {
     pub(crate) fn set_diversions(&self, diversions: u64) {
         self.at_once(DIVERSIONS)
             .store(diversions, Ordering::Release);
+    }
+
+    /// On the direct path: whether the sender's application has received the connection from its daemon.
+    pub(crate) fn is_taken(&self) -> bool {
+        self.at_once(TAKEN).load(Ordering::Acquire) != 0
+    }
+
+    /// For the sender: it has received the connection from its daemon.
+    pub(crate) fn take(&self) {
+        self.at_once(TAKEN).store(1, Ordering::Release);
     }
 
     /// On the direct path: whether the sender has closed the connection.

@@ -12,6 +12,7 @@
 //! | 32 | sender | bytes that it received in the other direction, for its daemon's statistics; the receiver never looks at this line |
 //! | 128 to 152, 192, 256, 264, 320 | both | as in a control block: tail, status and rings of the bytes, head, event counts |
 //! | 160 | sender | number of changes between the direct path and the daemons, see below |
+//! | 168 | sender | whether its application has received the connection from its daemon; until then the connection needs the daemons |
 //! | 176 | sender | whether it has closed the connection |
 //! | 200 | receiver | bytes that it received through the daemons |
 //!
@@ -222,10 +223,14 @@ impl DirectShared {
 
     /// Status of the connection, whose status through the daemons is `told`.
     ///
-    /// A daemon that fails ends a direct connection only while the peer sends through the daemons. Otherwise only the other
-    /// application, its death, or this application's own daemon for its own reasons end it.
+    /// A daemon that fails ends a direct connection only while the peer sends through the daemons, and until the peer has
+    /// received the connection. Otherwise only the other application, its death, or this application's own daemon for its own
+    /// reasons end it.
     pub(crate) fn status(&self, told: Status) -> Status {
-        let own = |reset: &Reset| matches!(reset, Reset::ByPeer | Reset::Misuse | Reset::Kept);
+        let is_taken = self.is_taken_by_peer();
+        let own = |reset: &Reset| {
+            !is_taken || matches!(reset, Reset::ByPeer | Reset::Misuse | Reset::Kept)
+        };
         // Read before the status of the stream: the process may have ended the stream before it ended.
         let is_gone = self.is_peer_gone.load(Ordering::Acquire);
         let block = &self.incoming.block;
@@ -252,6 +257,11 @@ impl DirectShared {
     /// Whether the peer sends through the daemons.
     pub(crate) fn is_diverted(&self) -> bool {
         self.incoming.block.diversions() % 2 == 1
+    }
+
+    /// Whether the peer's application has received the connection. Until then it may never do so: a daemon may fail.
+    pub fn is_taken_by_peer(&self) -> bool {
+        self.incoming.block.is_taken()
     }
 
     /// Whether the peer has closed the connection, so that it receives nothing more.
@@ -333,6 +343,11 @@ impl DirectSender {
         self.must_carry = true;
     }
 
+    /// Whether the peer has received the connection: see [`DirectShared::is_taken_by_peer`].
+    pub(crate) fn is_taken_by_peer(&self) -> bool {
+        self.shared.is_taken_by_peer()
+    }
+
     /// Whether the sender used the daemons at its last call.
     pub(crate) fn was_diverted(&self) -> bool {
         !self.diversions.is_multiple_of(2)
@@ -383,12 +398,12 @@ impl DirectSender {
     pub(crate) fn wants_ring(&mut self, bytes: usize) -> Option<(u64, u32)> {
         let number = self.writer.number() + 1;
         let len = self.writer.rings().last().map_or(0, |ring| ring.len());
-        let is_short = bytes as u64 * 4 > len && len < u64::from(RING_MAX);
+        let is_short = (bytes as u64 * 4 > len && len < u64::from(RING_MAX)) || len < HOLDS;
         if !is_short || self.writer.is_extended() || self.wanted == number {
             return None;
         }
         self.wanted = number;
-        let want = (len * 4).max(bytes as u64).min(RING_MAX.into());
+        let want = (len * 4).max(bytes as u64).clamp(HOLDS, RING_MAX.into());
         Some((number, (want as u32).next_power_of_two()))
     }
 
@@ -443,6 +458,9 @@ impl DirectSender {
 
 /// Length of the longest ring of a direct connection, in bytes.
 pub const RING_MAX: u32 = 1 << 20;
+/// Length of the shortest ring that is handed out after bytes found no room in the first one. An application that sends many
+/// short requests before it receives the first answer relies on room for them.
+const HOLDS: u64 = 64 << 10;
 
 /// The direction from the peer.
 #[derive(Debug)]
@@ -529,6 +547,7 @@ pub(crate) fn connect(
         is_peer_gone: pair.is_peer_gone.clone(),
     };
     let (outgoing, incoming) = (&shared.outgoing.block, &shared.incoming.block);
+    outgoing.take();
     let sender = DirectSender {
         writer: IngressWriter::without_reserve(&pair.outgoing, outgoing, end.outgoing.ring)?,
         memory: pair.outgoing.clone(),

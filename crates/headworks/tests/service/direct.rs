@@ -264,3 +264,72 @@ fn memory_of_direct_connections_is_counted() {
         until("the memory is free", || used() == before);
     }
 }
+
+/// The daemon is killed before the accepting application has received the connection. The connecting end does not wait for
+/// ever, whether it waited before or calls afterwards.
+#[test]
+fn a_connection_that_its_peer_never_received_ends_with_the_daemon() {
+    for waits_before in [false, true] {
+        let mut daemon = DaemonProcess::start_with(true);
+        let (client, server) = (daemon.attach(), daemon.attach());
+        let listener = server.listen(0, 1).expect("listens");
+        let at = listener.local_addr().expect("an address");
+        let mut near = client.connect(at).expect("connects");
+        assert!(near.is_direct());
+        near.set_read_timeout(Some(LIMIT));
+        let (tell, told) = mpsc::channel();
+        let ended = std::thread::scope(|scope| {
+            let waiter = scope.spawn(|| {
+                if waits_before {
+                    tell.send(this_thread()).expect("is heard");
+                }
+                near.recv(&mut [0; 8])
+            });
+            if waits_before {
+                until_asleep(told.recv().expect("a thread"));
+            }
+            daemon.end(Signal::KILL);
+            waiter.join().expect("no panic")
+        });
+        let is_over = matches!(
+            ended,
+            Err(ServiceError::DaemonGone | ServiceError::Reset(_))
+        );
+        assert!(is_over, "{ended:?}");
+        // It goes on to say so, and does not take bytes for ever.
+        assert!(near.recv(&mut [0; 8]).is_err());
+        near.set_write_timeout(Some(LIMIT));
+        let sent = near.send_all(&vec![7; 4 << 20]);
+        let is_over = matches!(sent, Err(ServiceError::DaemonGone | ServiceError::Reset(_)));
+        assert!(is_over, "{sent:?}");
+    }
+}
+
+/// A client sends many requests before it receives an answer, as it can over TCP.
+#[test]
+fn many_short_pieces_fit_before_any_is_received() {
+    const PIECE: usize = 100;
+    const PIECES: usize = 500;
+    let daemon = DaemonProcess::start_with(true);
+    let (mut near, mut far) = connected(&daemon.attach());
+    assert!(near.is_direct());
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut bytes = [0; 1000];
+            loop {
+                match far.recv(&mut bytes).expect("receives") {
+                    0 => return,
+                    len => far.send_all(&bytes[..len]).expect("sends"),
+                }
+            }
+        });
+        for _ in 0..PIECES {
+            near.send_all(&[7; PIECE]).expect("sends");
+        }
+        near.end().expect("ends");
+        let mut left = PIECE * PIECES;
+        while left > 0 {
+            left -= near.recv(&mut [0; 4096]).expect("receives");
+        }
+    });
+}

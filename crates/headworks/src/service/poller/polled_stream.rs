@@ -28,7 +28,11 @@ impl PolledStream {
     /// Returns what is to be reported now.
     pub(super) fn report(&mut self, is_gone: bool) -> Option<PollEvent> {
         let arrived = self.known.arrived();
-        let is_gone = is_gone && self.known.direct().is_none();
+        let needs_daemon = self
+            .known
+            .direct()
+            .is_none_or(|direct| !direct.is_taken_by_peer());
+        let is_gone = is_gone && needs_daemon;
         let is_over = is_gone || arrived.status.reset.is_some();
         let is_readable = self.interest.receive && {
             let has_some = arrived.is_some || arrived.status.is_ended;
