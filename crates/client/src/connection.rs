@@ -11,7 +11,7 @@ use headworks_shm::View;
 
 use crate::control_block::{Arrived, ControlBlock, Reset, Room, Status, Transfer};
 use crate::descriptors::KeptDescriptor;
-use crate::direct::{self, DirectReceiver, DirectSender, DirectShared, Pair};
+use crate::direct::{DirectReceiver, DirectSender, DirectShared};
 use crate::doorbell::Doorbell;
 use crate::egress::{EgressWriter, LendTicket};
 use crate::error::ContractError;
@@ -41,11 +41,9 @@ impl Connection {
         slabs: Slabs,
         doorbell: Doorbell,
         block: &ControlBlock,
-        pair: Option<&Pair>,
+        direct: Option<(DirectSender, DirectReceiver)>,
     ) -> Result<Self, ContractError> {
-        let direct = end.direct.as_ref().zip(pair);
-        let direct = direct.map(|(direct, pair)| direct::connect(direct, pair, block));
-        let (direct_sender, direct_receiver) = direct.transpose()?.unzip();
+        let (direct_sender, direct_receiver) = direct.unzip();
         let egress = EgressWriter::new(&slabs, block)?;
         let ingress = IngressReader::new(&slabs, block)?;
         let known = ConnectionShared {

@@ -193,6 +193,12 @@ impl ControlBlock {
         self.at_once(TAKEN).store(1, Ordering::Release);
     }
 
+    /// Undoes [`take`](Self::take).
+    #[cfg(test)]
+    pub(crate) fn untake(&self) {
+        self.at_once(TAKEN).store(0, Ordering::Release);
+    }
+
     /// On the direct path: whether the sender has closed the connection.
     pub(crate) fn is_closed(&self) -> bool {
         self.at_once(CLOSED).load(Ordering::Acquire) != 0

@@ -132,6 +132,8 @@ pub struct Pair {
     pub incoming: Slabs,
     /// Whether the peer's process has ended. Whoever listens at the pair's socket sets it.
     pub is_peer_gone: Arc<AtomicBool>,
+    /// Whether a file of the pair could not be received or used, so that no connection of it can be direct.
+    pub(crate) is_lost: bool,
 }
 
 /// Writes the first words of a direct connection in its sender's memory, which the sender's daemon does before either
@@ -238,7 +240,9 @@ impl DirectShared {
         // counted that change before.
         let here = block.status();
         if !self.is_diverted() {
-            let by_peer = (here.reset.is_some() || is_gone).then_some(Reset::ByPeer);
+            let is_refused = !is_taken && told.is_ended;
+            let is_reset = here.reset.is_some() || is_gone || is_refused;
+            let by_peer = is_reset.then_some(Reset::ByPeer);
             return Status {
                 is_ended: here.is_ended,
                 reset: told.reset.filter(own).or(by_peer),

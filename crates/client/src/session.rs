@@ -8,7 +8,7 @@ use headworks_shm::View;
 
 use crate::connection::Connection;
 use crate::control_block::ControlBlock;
-use crate::direct::Pair;
+use crate::direct::{self, Pair};
 use crate::doorbell::Doorbell;
 use crate::error::ContractError;
 use crate::one_sided::Rights;
@@ -124,11 +124,6 @@ pub enum Event {
         /// Reason of the refusal.
         why: Refusal,
     },
-    /// The end of the socket of a pair came with the packet that was handled last.
-    PairSocket {
-        /// Number of the pair.
-        pair: u32,
-    },
     /// The event count of a connection, which was armed, was notified: look at the connection.
     Rang {
         /// Handle of the connection.
@@ -163,7 +158,7 @@ impl Session {
     }
 
     /// Has the daemon put connections on the [direct path](crate::direct), where that is possible. Call it before the session
-    /// is attached. The caller must then handle [`Event::PairSocket`].
+    /// is attached. The caller must then handle the file that comes with a [`Reply::PairSocket`].
     #[must_use]
     pub fn with_direct_path(mut self) -> Self {
         self.features |= FEATURE_DIRECT;
@@ -173,6 +168,17 @@ impl Session {
     /// A pair of this session.
     pub fn pair(&self, pair: u32) -> Option<&Pair> {
         self.pairs.get(&pair)
+    }
+
+    /// Notes that a file of a pair could not be received or used: this process has too few descriptors, or too little address
+    /// space. Connections of the pair are refused from now on, and the daemon is asked to carry all later ones itself.
+    pub fn lose_pair(&mut self, pair: u32) {
+        self.pairs.entry(pair).or_default().is_lost = true;
+        if self.features & FEATURE_DIRECT != 0 {
+            self.features &= !FEATURE_DIRECT;
+            let bits = self.features;
+            self.out.push_back(Request::Features { bits });
+        }
     }
 
     /// Notes that the peer of a pair has ended. The daemon may still announce connections that this peer asked for before, and
@@ -333,7 +339,7 @@ impl Session {
         self.events.pop_front()
     }
 
-    /// Takes a packet from the daemon, and the memory of the slab that came with it, if any.
+    /// Takes a packet from the daemon, and the memory of the slab or of the pair that came with it, if any.
     ///
     /// # Errors
     ///
@@ -345,7 +351,10 @@ impl Session {
                 return self.slabs.add(number, view);
             }
             Reply::PairMemory { pair, is_outgoing } => {
-                let view = slab.ok_or(ContractError::Slab(0))?;
+                let Some(view) = slab else {
+                    self.lose_pair(pair);
+                    return Ok(());
+                };
                 let pair = self.pairs.entry(pair).or_default();
                 let memory = match is_outgoing {
                     true => &mut pair.outgoing,
@@ -353,7 +362,7 @@ impl Session {
                 };
                 return memory.add(0, view);
             }
-            Reply::PairSocket { pair } => Event::PairSocket { pair },
+            Reply::PairSocket { .. } => return Ok(()),
             Reply::Attached {
                 version,
                 doorbell,
@@ -379,14 +388,32 @@ impl Session {
                 self.close(end.handle);
                 return Ok(());
             }
-            Reply::Connected { request, end } => Event::Connected {
-                request,
-                connection: self.connection(end)?,
-            },
-            Reply::Incoming { listener, end } => Event::Incoming {
-                listener,
-                connection: self.connection(end)?,
-            },
+            Reply::Connected { request, end } => {
+                let handle = end.handle;
+                match self.connection(end)? {
+                    Some(connection) => Event::Connected {
+                        request,
+                        connection,
+                    },
+                    None => {
+                        self.abort(handle);
+                        let why = Refusal::Memory;
+                        Event::Refused { request, why }
+                    }
+                }
+            }
+            Reply::Incoming { listener, end } => {
+                let handle = end.handle;
+                let Some(connection) = self.connection(end)? else {
+                    self.took(listener);
+                    self.abort(handle);
+                    return Ok(());
+                };
+                Event::Incoming {
+                    listener,
+                    connection,
+                }
+            }
             Reply::Listening {
                 request,
                 listener,
@@ -420,7 +447,8 @@ impl Session {
         pair.is_some_and(|pair| pair <= self.forgotten && !self.pairs.contains_key(&pair))
     }
 
-    fn connection(&self, end: End) -> Result<Box<Connection>, ContractError> {
+    /// Makes a connection. Returns `None` if its pair cannot be used, or if the peer has spoiled its memory.
+    fn connection(&self, end: End) -> Result<Option<Box<Connection>>, ContractError> {
         let block = ControlBlock::at(&self.slabs, end.block)?;
         let doorbell = self.doorbell.clone();
         let mut doorbell =
@@ -431,13 +459,20 @@ impl Session {
         if let Some(own) = end.doorbell {
             doorbell = Doorbell::at(&self.slabs, own, self.handles)?;
         }
-        let pair = end.direct.as_ref().map(|direct| {
-            let pair = self.pairs.get(&direct.pair);
-            pair.ok_or(ContractError::Message("a connection of an unknown pair"))
-        });
-        let pair = pair.transpose()?;
-        let connection = Connection::new(end, self.slabs.clone(), doorbell, &block, pair)?;
-        Ok(Box::new(connection))
+        let direct = match &end.direct {
+            None => None,
+            Some(direct) => {
+                let unknown = ContractError::Message("a connection of an unknown pair");
+                let pair = self.pairs.get(&direct.pair).ok_or(unknown)?;
+                let halves = direct::connect(direct, pair, &block).ok();
+                match halves.filter(|_| !pair.is_lost) {
+                    None => return Ok(None),
+                    halves => halves,
+                }
+            }
+        };
+        let connection = Connection::new(end, self.slabs.clone(), doorbell, &block, direct)?;
+        Ok(Some(Box::new(connection)))
     }
 }
 

@@ -7,7 +7,7 @@ use headworks_shm::{HugePages, SegmentRequest, SharedSegment, View};
 
 use crate::connection::Connection;
 use crate::control_block::{BLOCK_BYTES, ControlBlock, Status};
-use crate::direct::{DirectEnd, DirectPlace, Pair, prepare};
+use crate::direct::{self, DirectEnd, DirectPlace, Pair, prepare};
 use crate::doorbell::Doorbell;
 use crate::egress::{EgressReader, RecordKind};
 use crate::error::ContractError;
@@ -85,7 +85,7 @@ impl DirectApplication {
         let pair = Pair {
             outgoing: outgoing.clone(),
             incoming: incoming.clone(),
-            is_peer_gone: Arc::default(),
+            ..Pair::default()
         };
         let address = (std::net::Ipv4Addr::LOCALHOST, 7).into();
         let end = End {
@@ -100,7 +100,10 @@ impl DirectApplication {
             local: address,
             peer: address,
         };
-        let connection = Connection::new(end, slabs.clone(), doorbell, &block, Some(&pair))?;
+        let direct = end.direct.as_ref();
+        let direct = direct.map(|direct| direct::connect(direct, &pair, &block));
+        let direct = direct.transpose()?;
+        let connection = Connection::new(end, slabs.clone(), doorbell, &block, direct)?;
         Ok(Self {
             connection,
             is_peer_gone: pair.is_peer_gone,

@@ -303,3 +303,18 @@ fn only_a_stream_that_was_not_ended_is_reset_when_the_peer_closes() {
         assert_eq!(near.connection.receiving.status().reset, None);
     }
 }
+
+/// The peer's application refused a connection that its daemon had made: it could not map the memory.
+#[test]
+fn a_connection_that_the_peer_refused_is_reset() {
+    let ([near, _far], _memory) = pair();
+    near.block.set_status(Status {
+        is_ended: true,
+        reset: None,
+    });
+    let reset = || near.connection.receiving.status().reset;
+    assert_eq!(reset(), None, "the peer has taken the connection");
+    let direct = near.connection.direct().expect("direct");
+    direct.incoming().untake();
+    assert_eq!(reset(), Some(Reset::ByPeer));
+}

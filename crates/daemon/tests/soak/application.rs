@@ -287,8 +287,6 @@ impl Application {
 
     fn learn(&mut self, event: Event) {
         match event {
-            // This session takes no direct connections.
-            Event::PairSocket { .. } => self.wrong("was handed a socket".to_owned()),
             Event::Attached => {
                 self.is_attached = true;
                 if let Some(port) = self.script.listens {

@@ -129,6 +129,9 @@ fn run(shared: &SharedSession, mut poller: Poller) {
             if state.wants_room.swap(false, Ordering::Acquire) {
                 empty(socket);
             }
+            if state.wants_bytes.swap(false, Ordering::Acquire) {
+                fill(socket);
+            }
         }
         // Without the poller no descriptor can be made ready: all are hung up, and their calls wait in other ways.
         if poller.wait(&mut events, None).is_err() {
@@ -151,12 +154,17 @@ fn run(shared: &SharedSession, mut poller: Poller) {
 /// Makes a descriptor ready as a report says.
 fn show(socket: &OwnedFd, event: &PollEvent) {
     if event.is_readable {
-        // A full socket is readable already. A failed one belongs to a connection that is closed.
-        let _ = send(socket, &[0], SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
+        fill(socket);
     }
     if event.is_writable {
         empty(socket);
     }
+}
+
+/// Makes a descriptor readable.
+fn fill(socket: &OwnedFd) {
+    // A full socket is readable already. A failed one belongs to a connection that is closed.
+    let _ = send(socket, &[0], SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
 }
 
 /// Makes a descriptor writable.

@@ -14,6 +14,9 @@ use rustix::net::{RecvFlags, SendFlags, recv, send};
 
 use super::{ServiceError, system};
 
+/// Maximum number of reads of a socket in a row.
+const READS: usize = 16;
+
 /// This application's end of the socket of a pair.
 #[derive(Debug)]
 pub(super) struct PairSocket {
@@ -33,7 +36,8 @@ impl PairSocket {
     /// Reads what has come. Returns whether the peer is still there.
     fn drain(&self) -> bool {
         let mut bytes = [0; 256];
-        loop {
+        // A hostile peer may fill the socket faster than it is read. What is left is reported again.
+        for _ in 0..READS {
             match recv(&self.fd, &mut bytes[..], RecvFlags::DONTWAIT) {
                 Ok((0, _)) => return false,
                 Ok((len, _)) if len < bytes.len() => return true,
@@ -41,6 +45,7 @@ impl PairSocket {
                 Err(errno) => return errno == Errno::AGAIN,
             }
         }
+        true
     }
 }
 

@@ -523,7 +523,14 @@ impl<H: ConnectionHalf> FdWait<'_, H> {
                 if !self.watch.drain_all() {
                     self.watch.hang_up();
                 }
-                act(self.half)
+                let done = act(self.half)?;
+                let arrived = self.half.arrived();
+                if done.is_some() && (arrived.is_some || arrived.status.is_ended) {
+                    // The socket was emptied although something is left, which the thread may have reported before.
+                    state.wants_bytes.store(true, Ordering::Release);
+                    self.connection.shared.descriptor_thread.wake();
+                }
+                Ok(done)
             }
             HalfKind::Send => {
                 if !self.watch.fill() {

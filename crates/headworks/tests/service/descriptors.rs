@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 use headworks::service::{Interest, Poller, Reset, Service, ServiceError, Stream};
 use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 
-use crate::daemon::{DaemonProcess, until as until_true};
-use crate::{LIMIT, connected};
+use crate::daemon::{DaemonProcess, until as until_true, until_asleep};
+use crate::{LIMIT, connected, this_thread};
 
 /// Returns what poll(2) reports of a descriptor within `limit`.
 fn polled(of: &mut Stream, asked: PollFlags, limit: Duration) -> PollFlags {
@@ -157,6 +157,29 @@ fn calls_of_a_stream_with_a_descriptor_may_wait() {
         scope.spawn(move || writer.send_all(&vec![5; LEN]).expect("sends"));
         while reader.recv(&mut [0; 4096]).expect("receives") > 0 {}
     });
+}
+
+/// A call sleeps on the descriptor, and then receives a part of what arrived.
+#[test]
+fn bytes_that_a_waiting_call_leaves_keep_the_descriptor_readable() {
+    let daemon = DaemonProcess::start_with(true);
+    let (mut near, mut far) = direct(&daemon.attach());
+    near.fd().expect("a descriptor");
+    for _ in 0..20 {
+        near.set_nonblocking(false);
+        let (tell, told) = std::sync::mpsc::channel();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                tell.send(this_thread()).expect("is heard");
+                assert_eq!(near.recv(&mut [0; 10]).expect("receives"), 10);
+            });
+            until_asleep(told.recv().expect("a thread"));
+            far.send_all(&[7; 100]).expect("sends");
+        });
+        until(&mut near, PollFlags::IN);
+        near.set_nonblocking(true);
+        until_unready(&mut near, PollFlags::IN, |near| near.recv(&mut [0; 64]));
+    }
 }
 
 #[test]

@@ -18,6 +18,8 @@ pub(in crate::service) struct PollState {
     is_for_descriptor: bool,
     /// Whether the descriptor is to be made writable, although no room was made since it was made unwritable.
     pub(in crate::service) wants_room: AtomicBool,
+    /// Whether the descriptor is to be made readable, although nothing arrived since it was made unreadable.
+    pub(in crate::service) wants_bytes: AtomicBool,
 }
 
 impl PollState {

@@ -55,14 +55,17 @@ impl SharedSession {
                     is_for_all |= file.is_some();
                     let reply = Reply::decode(&packet.bytes);
                     let segment = match (reply, file) {
-                        (_, None) => None,
-                        (Ok(Reply::PairSocket { pair }), Some(file)) => {
-                            let known = state.session.pair(pair);
-                            let is_peer_gone = known.map(|pair| pair.is_peer_gone.clone());
-                            let unknown = ContractError::Message("a socket of an unknown pair");
-                            state.pairs.add(pair, file, is_peer_gone.ok_or(unknown)?)?;
+                        (Ok(Reply::PairSocket { pair }), file) => {
+                            state.take_pair_socket(pair, file);
                             None
                         }
+                        // A pair without its memory, which the session handles: too few descriptors, or too little address
+                        // space. The peer has mapped the memory, and may have written over its header.
+                        (Ok(Reply::PairMemory { .. }), file) => {
+                            let attach = SharedSegment::attach_without_header_check;
+                            file.and_then(|file| attach(file).ok())
+                        }
+                        (_, None) => None,
                         (
                             Ok(Reply::Slab {
                                 is_read_only: true, ..
@@ -109,7 +112,6 @@ impl SharedSession {
                 }
                 Event::Revoked { request } => state.settle(request, Ok(Answer::Revoked)),
                 Event::Watched { request } => state.settle(request, Ok(Answer::Watched)),
-                Event::PairSocket { .. } => {}
                 Event::Refused { request, why } => state.settle(request, Err(why)),
                 Event::Incoming {
                     listener,
@@ -220,6 +222,23 @@ impl SharedSession {
                 }
                 Err(_) => return Err(ServiceError::DaemonGone),
             }
+        }
+    }
+}
+
+impl SessionState {
+    /// Takes this end of the socket of a pair. Without it the pair cannot be used.
+    fn take_pair_socket(&mut self, pair: u32, file: Option<OwnedFd>) {
+        let known = self.session.pair(pair);
+        let is_peer_gone = known.map(|pair| pair.is_peer_gone.clone());
+        let added = is_peer_gone
+            .zip(file)
+            .map(|(is_peer_gone, file)| self.pairs.add(pair, file, is_peer_gone));
+        if !matches!(added, Some(Ok(()))) {
+            tracing::warn!(
+                "no file for direct connections: later connections go through the daemon"
+            );
+            self.session.lose_pair(pair);
         }
     }
 }
