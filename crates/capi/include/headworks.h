@@ -103,10 +103,11 @@ extern "C" {
  * wait, and without HW_START hw_read() and hw_write(). hw_connect() itself
  * waits for the connection, unless HW_NONBLOCK is among the flags.
  *
- * Connections without a file descriptor use none of the process's file
- * descriptors. Only they can be direct: applications of one machine exchange
- * bytes without the daemons, if neither end has a file descriptor and no
- * daemon has `direct = false` in its configuration. */
+ * Such a connection takes no file descriptor of its own. Only such connections
+ * can be direct: applications of one machine exchange bytes without the
+ * daemons, if neither end has a file descriptor and no daemon has
+ * `direct = false` in its configuration. All direct connections with one other
+ * application take three file descriptors together. */
 #define HW_NO_FD 0x8000000
 /* Functions that take HW_NONBLOCK also take SOCK_CLOEXEC, and functions that
  * send or receive also take MSG_NOSIGNAL. Both change nothing: every
