@@ -207,12 +207,7 @@ fn misuse_by_one_application_harms_no_other(path: DataPath) {
         beside.goes_on();
     }
     beside.end();
-    // On the direct path the daemon of host 1 keeps connections of the scribbler that both ends have left: a known fault.
-    let rested = match path {
-        DataPath::Daemons => &before[..],
-        DataPath::Direct => &before[..1],
-    };
-    for (host, before) in rested.iter().enumerate() {
+    for (host, before) in before.iter().enumerate() {
         let after = leftovers_at_rest(&daemons, host, Some(*before));
         assert!(
             after.is_no_more_than(before),

@@ -233,12 +233,8 @@ enum Victim {
 impl Victim {
     /// Returns the victim for a point of the test, or `None` at its end. Victims of a kind follow each other,
     /// so that the survivors' resources can be compared over many rounds.
-    ///
-    /// On the direct path no daemon is killed: an end whose connection the other application has not received when the
-    /// daemon dies waits for ever, which is a known fault.
-    fn of(path: DataPath, progress: f64) -> Option<Self> {
+    fn of(progress: f64) -> Option<Self> {
         match progress {
-            ..1.0 if path == DataPath::Direct => Some(Self::Application),
             ..0.6 => Some(Self::Application),
             0.6..0.8 => Some(Self::Daemon(1)),
             0.8..1.0 => Some(Self::Daemon(0)),
@@ -275,7 +271,7 @@ fn a_kill_is_noticed_by_the_peers_alone(path: DataPath) {
     let mut left: [Option<Leftovers>; 2] = [None; 2];
     let mut services = [0, 1].map(|host| Host::at(&daemons, host));
     let (mut round, start) = (0, Instant::now());
-    while let Some(victim) = Victim::of(path, progress(round, start)) {
+    while let Some(victim) = Victim::of(progress(round, start)) {
         let witnesses = [0, 1].map(|host| ConnectionWitness::of(&services[host].service, host));
         let Host { now, ever, .. } = &services[1];
         let before = ever.load(Ordering::Relaxed);
@@ -346,11 +342,7 @@ fn a_kill_is_noticed_by_the_peers_alone(path: DataPath) {
             times.len()
         );
     }
-    let kinds = match path {
-        DataPath::Daemons => 3,
-        DataPath::Direct => 1,
-    };
-    assert_eq!(missed.len(), kinds, "a kind of victim was never killed");
+    assert_eq!(missed.len(), 3, "a kind of victim was never killed");
     drop(services);
     daemons.end();
 }

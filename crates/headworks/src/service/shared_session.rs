@@ -14,7 +14,7 @@ use std::thread::Thread;
 use headworks_client::connection::Connection;
 use headworks_client::session::Event;
 use headworks_client::socket_message::{Reply, Request};
-use headworks_client::{ContractError, Extent, Session};
+use headworks_client::{Extent, Session};
 use headworks_net::packets::{PacketSocket, RecvOutcome};
 use headworks_net::waiting::PollHistory;
 use headworks_net::{WaitPhase, Waiter, WakeReason, clock};
