@@ -22,12 +22,15 @@ use super::{Listener, PendingConnection, Service, ServiceError, Stream, system};
 mod for_tasks;
 mod poll_state;
 mod polled_stream;
+mod table;
 mod waker;
 
 #[cfg(feature = "tokio")]
 pub(crate) use for_tasks::SessionRef;
 pub(super) use poll_state::{PollState, Polled};
 use polled_stream::PolledStream;
+pub(super) use table::PollerTable;
+use table::address_of;
 pub use waker::PollWaker;
 pub(super) use waker::PollerWaker;
 
@@ -231,6 +234,7 @@ impl Poller {
             epoll::add(&epoll, fd, data, epoll::EventFlags::IN).map_err(watch)?;
         }
         shared.lock()?.pollers.push(Arc::downgrade(&waker));
+        shared.poller_table.enter();
         Ok(Self {
             shared,
             epoll: Arc::new(epoll),
@@ -318,6 +322,8 @@ impl Poller {
         });
         self.unsettled.push(place);
         for name in names {
+            let table = &self.shared.poller_table;
+            table.add(&self.sets[name.0], &self.waker, name);
             if let Some(before) = self.by_name.insert(name, place) {
                 // A stream that was dropped; its number was given to this one.
                 self.forget(before);
@@ -518,8 +524,12 @@ impl Poller {
     /// Disarms what `fall_asleep` armed.
     fn wake_up(&mut self) {
         if std::mem::take(&mut self.are_sets_armed) {
-            self.sets.iter().for_each(|set| set.event_count().disarm());
+            let is_arm_lost = self.shared.poller_table.disarm(&self.sets);
             self.waker.wake_up();
+            if is_arm_lost && let Ok(state) = self.shared.lock() {
+                let pollers = state.pollers.iter().filter_map(Weak::upgrade);
+                pollers.for_each(|poller| poller.wake_if_asleep());
+            }
         }
     }
 
@@ -623,7 +633,7 @@ impl Poller {
             polled.is_unsettled = false;
             if !polled.state.is_active() {
                 let over = self.streams.remove(place);
-                over.take_from(&mut self.by_name, place);
+                self.forget_names(&over, place);
                 continue;
             }
             match polled.report(self.is_gone) {
@@ -654,20 +664,31 @@ impl Poller {
         !events.is_empty()
     }
 
-    /// Takes the streams that have news out of the ready sets.
+    /// Takes the streams that have news out of the ready sets, and passes those of other pollers on to them.
     fn take_sets(&mut self) {
         let (streams, unsettled) = (&mut self.streams, &mut self.unsettled);
+        // Returns whether the stream is in this poller.
+        let mut take = |name| {
+            let place = self.by_name.get(&name).copied();
+            let Some(polled) = place.and_then(|place| streams.get_mut(place)) else {
+                return false;
+            };
+            if !std::mem::replace(&mut polled.is_unsettled, true) {
+                unsettled.extend(place);
+            }
+            // The number of a stream that was dropped may be that of another poller's stream.
+            polled.state.is_active()
+        };
         for (at, set) in self.sets.iter().enumerate() {
-            set.drain(|handle| {
-                let place = self.by_name.get(&(at, handle));
-                let place = place.filter(|place| streams.contains(**place));
-                if let Some(place) = place
-                    && !std::mem::replace(&mut streams[*place].is_unsettled, true)
-                {
-                    unsettled.push(*place);
+            set.drain(|number| {
+                if !take((at, number)) {
+                    self.shared.poller_table.pass_on(set, number, &self.waker);
                 }
             });
         }
+        self.waker.take(|name| {
+            take(name);
+        });
     }
 
     fn unsettle(&mut self, place: usize) {
@@ -678,9 +699,20 @@ impl Poller {
 
     fn forget(&mut self, place: usize) {
         if let Some(over) = self.streams.try_remove(place) {
-            over.take_from(&mut self.by_name, place);
+            self.forget_names(&over, place);
             // Its place may be used again at once.
             self.unsettled.retain(|one| *one != place);
+        }
+    }
+
+    /// Removes the names of a stream that was at `place`. Another stream may have some of them meanwhile.
+    fn forget_names(&mut self, over: &PolledStream, place: usize) {
+        for name in &over.names {
+            if self.by_name.get(name) == Some(&place) {
+                self.by_name.remove(name);
+                let table = &self.shared.poller_table;
+                table.remove(&self.sets[name.0], &self.waker, name.1);
+            }
         }
     }
 
@@ -705,8 +737,7 @@ impl Poller {
     }
 
     fn find_set(&self, set: &WakeSet) -> Option<usize> {
-        // A ready set is where its event count is.
-        let is_same = |one: &WakeSet| std::ptr::eq(one.event_count(), set.event_count());
+        let is_same = |one: &WakeSet| address_of(one) == address_of(set);
         self.sets.iter().position(is_same)
     }
 
@@ -737,10 +768,13 @@ impl Poller {
 
 impl Drop for Poller {
     fn drop(&mut self) {
-        for (_, polled) in &self.streams {
+        let streams = std::mem::take(&mut self.streams);
+        for (place, polled) in &streams {
             polled.state.leave();
+            self.forget_names(polled, place);
         }
         self.wake_up();
+        self.shared.poller_table.leave();
         if let Ok(mut state) = self.shared.lock() {
             let own = Arc::downgrade(&self.waker);
             state.pollers.retain(|one| !one.ptr_eq(&own));

@@ -27,7 +27,7 @@ use rustix::io::Errno;
 use super::descriptor_thread::DescriptorThread;
 use super::leader_followers::LeaderFollowers;
 use super::pair_socket::PairSockets;
-use super::poller::PollerWaker;
+use super::poller::{PollerTable, PollerWaker};
 use super::{Refusal, ServiceError, system};
 
 /// How long the daemon has to answer a request that it can answer by itself, and to take packets from a full socket.
@@ -52,6 +52,8 @@ pub(super) struct SharedSession {
     is_hung_up: AtomicBool,
     /// The thread that makes the descriptors of direct connections ready.
     pub(super) descriptor_thread: DescriptorThread,
+    /// Which of the session's pollers has which stream.
+    pub(super) poller_table: PollerTable,
     /// A duplicate of the descriptor of `pairs`, to sleep on without the lock.
     pairs_fd: OwnedFd,
     made_by: ForkGeneration,
@@ -234,6 +236,7 @@ impl SharedSession {
             packets: AtomicU64::new(0),
             is_hung_up: AtomicBool::new(false),
             descriptor_thread: DescriptorThread::default(),
+            poller_table: PollerTable::default(),
             made_by: ForkGeneration::current(),
         };
         shared.exchange(&mut *shared.lock()?)?;

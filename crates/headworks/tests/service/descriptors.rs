@@ -7,6 +7,7 @@ use headworks::service::{Interest, Poller, Reset, Service, ServiceError, Stream}
 use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 
 use crate::daemon::{DaemonProcess, until as until_true, until_asleep};
+use crate::polling::{echo, play};
 use crate::{LIMIT, connected, this_thread};
 
 /// Returns what poll(2) reports of a descriptor within `limit`.
@@ -223,6 +224,64 @@ fn a_stream_has_a_descriptor_or_is_in_a_poller() {
     );
 }
 
+/// Echoes what arrives at the streams as epoll(7) reports them, with edges, until all have ended.
+fn echo_by_epoll(mut streams: Vec<Stream>) {
+    let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).expect("epoll");
+    for (at, stream) in streams.iter_mut().enumerate() {
+        let data = epoll::EventData::new_u64(at as u64);
+        let fd = stream.readiness().expect("a descriptor").clone();
+        let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
+        epoll::add(&epoll, fd.as_fd(), data, flags).expect("is added");
+    }
+    let mut ended = 0;
+    let mut events = Vec::with_capacity(16);
+    let mut bytes = [0; 512];
+    while ended < streams.len() {
+        events.clear();
+        let limit = Timespec::try_from(LIMIT).expect("a time");
+        let into = rustix::buffer::spare_capacity(&mut events);
+        let some = epoll::wait(&epoll, into, Some(&limit)).expect("waits");
+        assert!(some > 0, "{ended} of {} have ended", streams.len());
+        for event in &events {
+            let stream = &mut streams[event.data.u64() as usize];
+            loop {
+                match stream.recv(&mut bytes) {
+                    Ok(0) => {
+                        ended += 1;
+                        stream.end().expect("ends");
+                        let fd = stream.fd().expect("a descriptor");
+                        epoll::delete(&epoll, fd).expect("is deleted");
+                        break;
+                    }
+                    // The callers never have more under way than fits.
+                    Ok(len) => assert_eq!(stream.send(&bytes[..len]).expect("sends"), len),
+                    Err(ServiceError::WouldBlock) => break,
+                    Err(error) => panic!("{error}"),
+                }
+            }
+        }
+    }
+}
+
+/// The thread that makes descriptors ready has a poller of its own beside the callers'.
+#[test]
+fn a_poller_and_descriptors_of_one_session_each_report_their_streams() {
+    const STREAMS: usize = 20;
+    let daemon = DaemonProcess::start_with(true);
+    let service = daemon.attach();
+    let ends = || -> (Vec<Stream>, Vec<Stream>) {
+        let ends = (0..STREAMS).map(|_| direct(&service));
+        ends.map(|(near, far)| (far, near)).unzip()
+    };
+    let ((mut near, far), (mut others, far_others)) = (ends(), ends());
+    std::thread::scope(|scope| {
+        scope.spawn(|| echo(&service, far));
+        scope.spawn(|| echo_by_epoll(far_others));
+        scope.spawn(|| play(&mut near, 200));
+        scope.spawn(|| play(&mut others, 200));
+    });
+}
+
 /// A thread answers on many connections as epoll(7) reports them, with edges. Threads of another session call.
 #[test]
 fn many_connections_are_served_by_epoll() {
@@ -230,46 +289,10 @@ fn many_connections_are_served_by_epoll() {
     const ROUNDS: usize = 200;
     let daemon = DaemonProcess::start_with(true);
     let (client, server) = (daemon.attach(), daemon.attach());
-    let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).expect("epoll");
-    let (mut near, mut far): (Vec<_>, Vec<_>) =
+    let (near, mut far): (Vec<_>, Vec<_>) =
         (0..CONNECTIONS).map(|_| between(&client, &server)).unzip();
-    for (at, stream) in near.iter_mut().enumerate() {
-        let data = epoll::EventData::new_u64(at as u64);
-        let fd = stream.readiness().expect("a descriptor").clone();
-        let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
-        epoll::add(&epoll, fd.as_fd(), data, flags).expect("is added");
-    }
     std::thread::scope(|scope| {
-        scope.spawn(|| {
-            let mut ended = 0;
-            let mut events = Vec::with_capacity(16);
-            let mut bytes = [0; 512];
-            while ended < CONNECTIONS {
-                events.clear();
-                let limit = Timespec::try_from(LIMIT).expect("a time");
-                let into = rustix::buffer::spare_capacity(&mut events);
-                let some = epoll::wait(&epoll, into, Some(&limit)).expect("waits");
-                assert!(some > 0, "{ended} of {CONNECTIONS} have ended");
-                for event in &events {
-                    let stream = &mut near[event.data.u64() as usize];
-                    loop {
-                        match stream.recv(&mut bytes) {
-                            Ok(0) => {
-                                ended += 1;
-                                stream.end().expect("ends");
-                                let fd = stream.fd().expect("a descriptor");
-                                epoll::delete(&epoll, fd).expect("is deleted");
-                                break;
-                            }
-                            // The callers never have more under way than fits.
-                            Ok(len) => assert_eq!(stream.send(&bytes[..len]).expect("sends"), len),
-                            Err(ServiceError::WouldBlock) => break,
-                            Err(error) => panic!("{error}"),
-                        }
-                    }
-                }
-            }
-        });
+        scope.spawn(|| echo_by_epoll(near));
         for chunk in far.chunks_mut(CONNECTIONS / 2) {
             scope.spawn(move || {
                 for round in 0..ROUNDS {

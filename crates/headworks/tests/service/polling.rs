@@ -1,5 +1,7 @@
 //! Many streams in one poller.
 
+use std::io::Read;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
@@ -351,7 +353,7 @@ fn the_descriptor_of_a_poller_tells_when_there_are_reports() {
 }
 
 /// Echoes what arrives at any of the streams until all have ended.
-fn echo(service: &Service, mut streams: Vec<Stream>) {
+pub(super) fn echo(service: &Service, mut streams: Vec<Stream>) {
     let mut poller = Poller::new(service).expect("a poller");
     for (key, stream) in (0..).zip(&mut streams) {
         poller.add(stream, key, Interest::RECEIVE).expect("adds");
@@ -447,6 +449,80 @@ fn a_poller_and_waiting_threads_share_a_session() {
                     }
                 });
             }
+        });
+    });
+}
+
+/// Sends messages on the streams, which the other ends echo, and receives each before the next. Ends the streams.
+pub(super) fn play(streams: &mut [Stream], rounds: usize) {
+    for round in 0..rounds {
+        let message = round.to_le_bytes();
+        for stream in streams.iter_mut() {
+            stream.send_all(&message).expect("sends");
+        }
+        for stream in streams.iter_mut() {
+            let mut echoed = [0; 8];
+            stream.read_exact(&mut echoed).expect("receives in time");
+            assert_eq!(echoed, message);
+        }
+    }
+    for stream in streams {
+        stream.end().expect("ends");
+        assert_eq!(stream.recv(&mut [0; 8]).expect("the end"), 0);
+    }
+}
+
+/// Each of two pollers of one session takes numbers out of the wake sets that belong to streams of the other.
+#[test]
+fn two_pollers_of_a_session_each_report_their_streams() {
+    both_ways(|daemon: &DaemonProcess| {
+        const STREAMS: usize = 20;
+        let service = daemon.attach();
+        let ends =
+            || -> (Vec<Stream>, Vec<Stream>) { (0..STREAMS).map(|_| connected(&service)).unzip() };
+        // The streams of a poller that was dropped are added to the others.
+        let ((mut near, mut far), (mut others, mut far_others)) = (ends(), ends());
+        let mut dropped = Poller::new(&service).expect("a poller");
+        for (key, stream) in (0..).zip(far.iter_mut().chain(&mut far_others)) {
+            dropped.add(stream, key, Interest::BOTH).expect("adds");
+        }
+        assert_eq!(reports(&mut dropped).len(), 2 * STREAMS);
+        drop(dropped);
+        thread::scope(|scope| {
+            scope.spawn(|| echo(&service, far));
+            scope.spawn(|| echo(&service, far_others));
+            scope.spawn(|| play(&mut near, 200));
+            scope.spawn(|| play(&mut others, 200));
+        });
+    });
+}
+
+/// A poller made for a moment neither disarms what another one sleeps on nor keeps its reports.
+#[test]
+fn a_poller_that_comes_and_goes_takes_no_wake_ups_from_another() {
+    both_ways(|daemon: &DaemonProcess| {
+        let service = daemon.attach();
+        let (mut near, far) = (0..4)
+            .map(|_| connected(&service))
+            .unzip::<_, _, Vec<_>, _>();
+        let is_over = AtomicBool::new(false);
+        thread::scope(|scope| {
+            scope.spawn(|| echo(&service, far));
+            scope.spawn(|| {
+                while !is_over.load(Ordering::Relaxed) {
+                    let mut poller = Poller::new(&service).expect("a poller");
+                    // Its own stream has it drain the sets.
+                    let (_near, mut far) = connected(&service);
+                    poller.add(&mut far, 1, Interest::RECEIVE).expect("adds");
+                    for _ in 0..20 {
+                        assert_eq!(reports_now(&mut poller), []);
+                    }
+                }
+            });
+            scope.spawn(|| {
+                play(&mut near, 1_000);
+                is_over.store(true, Ordering::Relaxed);
+            });
         });
     });
 }

@@ -1,6 +1,5 @@
 //! A stream as its poller knows it: what is to be reported, and what is armed.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 
 use headworks_client::connection::ConnectionShared;
@@ -97,14 +96,5 @@ impl PolledStream {
         let arrived = [block.event_count(), incoming.event_count()];
         let room = [block.room_event_count(), outgoing.room_event_count()];
         arrived.into_iter().chain(room)
-    }
-
-    /// Removes the names of this stream, which was at `place`. Another stream may have some of them meanwhile.
-    pub(super) fn take_from(&self, by_name: &mut HashMap<(usize, u32), usize>, place: usize) {
-        for name in &self.names {
-            if by_name.get(name) == Some(&place) {
-                by_name.remove(name);
-            }
-        }
     }
 }

@@ -1,8 +1,8 @@
 //! Waking of a poller that sleeps.
 
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering, fence};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use rustix::event::{EventfdFlags, eventfd};
 
@@ -30,6 +30,10 @@ pub(in crate::service) struct PollerWaker {
     pub(super) is_asked: AtomicBool,
     /// Whether the descriptor is, or is about to be, readable.
     pub(super) is_rung: AtomicBool,
+    /// Names of the poller's streams that other pollers took out of wake sets.
+    inbox: Mutex<Vec<(usize, u32)>>,
+    /// Whether there is something in `inbox`.
+    has_mail: AtomicBool,
 }
 
 impl PollerWaker {
@@ -40,6 +44,8 @@ impl PollerWaker {
             is_asleep: AtomicBool::new(false),
             is_asked: AtomicBool::new(false),
             is_rung: AtomicBool::new(false),
+            inbox: Mutex::default(),
+            has_mail: AtomicBool::new(false),
         })
     }
 
@@ -55,6 +61,24 @@ impl PollerWaker {
         fence(Ordering::SeqCst);
         if self.is_asleep.load(Ordering::Relaxed) {
             self.wake();
+        }
+    }
+
+    /// Tells the poller that one of its streams has news, and wakes it if it sleeps.
+    pub(super) fn put(&self, name: (usize, u32)) {
+        let mut inbox = self.inbox.lock().unwrap_or_else(PoisonError::into_inner);
+        inbox.push(name);
+        self.has_mail.store(true, Ordering::Relaxed);
+        drop(inbox);
+        self.wake_if_asleep();
+    }
+
+    /// For the poller, also after it called `fall_asleep`: takes the names of streams that have news.
+    pub(super) fn take(&self, each: impl FnMut((usize, u32))) {
+        if self.has_mail.load(Ordering::Relaxed) {
+            let mut inbox = self.inbox.lock().unwrap_or_else(PoisonError::into_inner);
+            self.has_mail.store(false, Ordering::Relaxed);
+            std::mem::take(&mut *inbox).into_iter().for_each(each);
         }
     }
 
