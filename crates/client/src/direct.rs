@@ -259,8 +259,13 @@ impl DirectShared {
     }
 
     /// Whether the peer sends through the daemons.
-    pub(crate) fn is_diverted(&self) -> bool {
+    pub fn is_diverted(&self) -> bool {
         self.incoming.block.diversions() % 2 == 1
+    }
+
+    /// Whether this application sends through the daemons.
+    pub fn sends_through_daemons(&self) -> bool {
+        self.outgoing.block.diversions() % 2 == 1
     }
 
     /// Whether the peer's application has received the connection. Until then it may never do so: a daemon may fail.

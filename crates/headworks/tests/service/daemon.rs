@@ -127,6 +127,21 @@ impl DaemonProcess {
         Service::attach(self.socket(), "test").expect("a daemon")
     }
 
+    /// Stops all threads of the daemon for good.
+    pub(crate) fn freeze(&self) {
+        kill_process(Pid::from_child(&self.child), Signal::STOP).expect("signals");
+        let tasks = format!("/proc/{}/task", self.child.id());
+        until("the daemon is stopped", || {
+            std::fs::read_dir(&tasks).expect("it lives").all(|task| {
+                let stat = task.expect("a thread").path().join("stat");
+                let stat = std::fs::read_to_string(stat).unwrap_or_default();
+                stat.rsplit(") ")
+                    .next()
+                    .is_some_and(|state| state.starts_with('T'))
+            })
+        });
+    }
+
     /// Ends the daemon by a signal.
     pub(crate) fn end(&mut self, signal: Signal) {
         kill_process(Pid::from_child(&self.child), signal).expect("signals");

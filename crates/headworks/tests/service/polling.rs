@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use headworks::service::{Interest, PollEvent, Poller, Service, ServiceError, Stream};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::Signal;
 
 use crate::daemon::DaemonProcess;
 use crate::{LIMIT, connected};
@@ -525,4 +526,48 @@ fn a_poller_that_comes_and_goes_takes_no_wake_ups_from_another() {
             });
         });
     });
+}
+
+/// The daemon dies while it carries lent bytes of a direct stream. Both ends are told, and a stream that needs no daemon is
+/// not.
+#[test]
+fn the_end_of_a_daemon_that_carries_bytes_of_a_direct_stream_is_reported() {
+    for is_edge_triggered in [false, true] {
+        let mut daemon = DaemonProcess::start_with(true);
+        let service = daemon.attach();
+        let (mut near, mut far) = connected(&service);
+        let (_other, mut idle) = connected(&service);
+        let memory = service.alloc(4096).expect("memory");
+        let mut poller = Poller::new(&service).expect("a poller");
+        let receive = Interest {
+            is_edge_triggered,
+            ..Interest::RECEIVE
+        };
+        poller.add(&mut far, 1, receive).expect("adds");
+        let send = Interest::SEND.edge_triggered();
+        poller.add(&mut near, 2, send).expect("adds");
+        poller.add(&mut idle, 3, receive).expect("adds");
+        assert_eq!(reports(&mut poller), [writable(2)]);
+        daemon.freeze();
+        let loan = near.lend(memory, 4096).expect("lends");
+        let left = near.reclaim(loan).expect_err("it is lent");
+        assert!(matches!(left.error, ServiceError::WouldBlock), "{left:?}");
+        let nothing = far.recv(&mut [0; 8]);
+        assert!(
+            matches!(nothing, Err(ServiceError::WouldBlock)),
+            "{nothing:?}"
+        );
+        assert_eq!(reports_now(&mut poller), []);
+        daemon.end(Signal::KILL);
+        let mut told = Vec::new();
+        while !(told.contains(&1) && told.contains(&2)) {
+            let events = reports(&mut poller);
+            told.extend(events.iter().map(|event| event.key));
+        }
+        assert!(!told.contains(&3), "it goes on");
+        let gone = far.recv(&mut [0; 8]);
+        assert!(matches!(gone, Err(ServiceError::DaemonGone)), "{gone:?}");
+        let left = near.reclaim(left.loan).expect_err("it is lost");
+        assert!(matches!(left.error, ServiceError::DaemonGone), "{left:?}");
+    }
 }

@@ -27,19 +27,23 @@ impl PolledStream {
     /// Returns what is to be reported now.
     pub(super) fn report(&mut self, is_gone: bool) -> Option<PollEvent> {
         let arrived = self.known.arrived();
-        let needs_daemon = self
-            .known
-            .direct()
-            .is_none_or(|direct| !direct.is_taken_by_peer());
-        let is_gone = is_gone && needs_daemon;
-        let is_over = is_gone || arrived.status.reset.is_some();
+        let is_reset = arrived.status.reset.is_some();
+        // As `ReceiveHalf::needs_daemon` and `SendHalf::needs_daemon` say: the calls fail then.
+        let (receives_there, sends_there) = match self.known.direct() {
+            _ if !is_gone => (false, false),
+            Some(direct) if direct.is_taken_by_peer() => {
+                (direct.is_diverted(), direct.sends_through_daemons())
+            }
+            _ => (true, true),
+        };
+        let is_over = is_reset || receives_there;
         let is_readable = self.interest.receive && {
             let has_some = arrived.is_some || arrived.status.is_ended;
             let is_news = !self.interest.is_edge_triggered || self.reported != Some(arrived);
             (has_some || is_over) && is_news
         };
         let is_writable = self.interest.send && {
-            let has_room = is_over || self.has_room();
+            let has_room = is_over || sends_there || self.has_room();
             has_room && !(self.interest.is_edge_triggered && self.is_room_reported)
         };
         let is_news = !self.interest.is_edge_triggered || self.reported != Some(arrived);
