@@ -166,8 +166,8 @@ pub struct Poller {
     sets: Vec<WakeSet>,
     /// Streams that may be ready: they are not armed. `is_unsettled` of each tells that it is here.
     unsettled: Vec<usize>,
-    /// Streams that were armed, and are looked at once more: a buffer.
-    armed: Vec<usize>,
+    /// Streams that were armed, and are looked at once more, and whether they may have been notified before: a buffer.
+    armed: Vec<(usize, bool)>,
     listeners: Vec<PolledListener>,
     /// Connections that are not established yet.
     pending: Vec<PolledPending>,
@@ -636,23 +636,23 @@ impl Poller {
                 self.forget_names(&over, place);
                 continue;
             }
-            match polled.report(self.is_gone) {
+            match polled.report(self.is_gone, false) {
                 Some(event) => {
                     events.push(event);
                     polled.is_unsettled = true;
                 }
                 None => {
-                    polled.arm();
-                    self.armed.push(place);
+                    let is_notified = polled.arm();
+                    self.armed.push((place, is_notified));
                 }
             }
         }
         self.unsettled = unsettled;
         if !self.armed.is_empty() {
             fence_after_arms();
-            for &place in &self.armed {
+            for &(place, is_notified) in &self.armed {
                 let polled = &mut self.streams[place];
-                if let Some(event) = polled.report(self.is_gone) {
+                if let Some(event) = polled.report(self.is_gone, is_notified) {
                     events.push(event);
                     polled.is_unsettled = true;
                 }

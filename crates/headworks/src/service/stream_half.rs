@@ -428,12 +428,17 @@ impl<H: ConnectionHalf> StreamHalf<H> {
     }
 }
 
-/// Tells the poller that a call found no room, and looks once more. The poller may have looked between the call and that.
+/// Tells the poller that a call found no room, or bytes that the daemon is moving, and looks once more. The poller may have
+/// looked between the call and that.
 fn block_and_look<H: ConnectionHalf, T>(
     half: &mut H,
     poller: &PollState,
     act: &mut impl FnMut(&mut H) -> Result<Option<T>, ServiceError>,
 ) -> Result<Option<T>, ServiceError> {
+    if H::KIND == HalfKind::Receive && half.is_withheld() {
+        poller.withhold();
+        return act(half);
+    }
     while let Some(seen) = half.room() {
         poller.block(seen);
         if let Some(done) = act(half)? {
@@ -523,7 +528,10 @@ impl<H: ConnectionHalf> FdWait<'_, H> {
                 if !self.watch.drain_all() {
                     self.watch.hang_up();
                 }
-                let done = act(self.half)?;
+                let done = match act(self.half)? {
+                    None => block_and_look(self.half, &state, act)?,
+                    done => done,
+                };
                 let arrived = self.half.arrived();
                 if done.is_some() && (arrived.is_some || arrived.status.is_ended) {
                     // The socket was emptied although something is left, which the thread may have reported before.

@@ -1,6 +1,6 @@
 //! State that a stream shares with the poller that it is in.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use headworks_client::control_block::Room;
@@ -14,6 +14,8 @@ pub(in crate::service) struct PollState {
     is_active: AtomicBool,
     /// What the last call that found no room saw of the room, if no room was found since.
     blocked: Mutex<Option<Room>>,
+    /// Whether a call could not receive bytes because the daemon was moving them, since such bytes were reported last.
+    is_withheld: AtomicBool,
     /// Whether the poller is that of the session's thread for descriptors. Calls may wait then.
     is_for_descriptor: bool,
     /// Whether the descriptor is to be made writable, although no room was made since it was made unwritable.
@@ -35,6 +37,20 @@ impl PollState {
     /// Records that a call found no room, and what it saw of the room.
     pub(in crate::service) fn block(&self, seen: Room) {
         *self.blocked() = Some(seen);
+    }
+
+    /// Records that a call cannot receive bytes because the daemon is moving them. The daemon notifies when it has moved them,
+    /// but no number changes. Look once more after this: the daemon may be done already.
+    pub(in crate::service) fn withhold(&self) {
+        self.is_withheld.store(true, Ordering::Relaxed);
+        // Pairs with `fence_after_arms`: the look after this finds the bytes, or the poller finds the flag after it armed
+        // the event count, or the daemon notifies after that.
+        fence(Ordering::SeqCst);
+    }
+
+    /// Whether a notification may tell that the daemon has moved bytes. Says so once.
+    pub(super) fn take_withheld(&self) -> bool {
+        self.is_withheld.load(Ordering::Relaxed) && self.is_withheld.swap(false, Ordering::Relaxed)
     }
 
     pub(super) fn blocked(&self) -> MutexGuard<'_, Option<Room>> {

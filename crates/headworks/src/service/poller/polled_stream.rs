@@ -24,8 +24,11 @@ pub(super) struct PolledStream {
 }
 
 impl PolledStream {
-    /// Returns what is to be reported now.
-    pub(super) fn report(&mut self, is_gone: bool) -> Option<PollEvent> {
+    /// Returns what is to be reported now. `is_notified` tells that the stream was armed again just now, so that it may have
+    /// been notified before.
+    pub(super) fn report(&mut self, is_gone: bool, is_notified: bool) -> Option<PollEvent> {
+        // Taken in any case: a report makes the caller look at the bytes again.
+        let is_moved = is_notified && self.state.take_withheld();
         let arrived = self.known.arrived();
         let is_reset = arrived.status.reset.is_some();
         // As `ReceiveHalf::needs_daemon` and `SendHalf::needs_daemon` say: the calls fail then.
@@ -37,16 +40,15 @@ impl PolledStream {
             _ => (true, true),
         };
         let is_over = is_reset || receives_there;
+        let is_news = !self.interest.is_edge_triggered || self.reported != Some(arrived);
         let is_readable = self.interest.receive && {
             let has_some = arrived.is_some || arrived.status.is_ended;
-            let is_news = !self.interest.is_edge_triggered || self.reported != Some(arrived);
-            (has_some || is_over) && is_news
+            (has_some || is_over) && (is_news || is_moved)
         };
         let is_writable = self.interest.send && {
             let has_room = is_over || sends_there || self.has_room();
             has_room && !(self.interest.is_edge_triggered && self.is_room_reported)
         };
-        let is_news = !self.interest.is_edge_triggered || self.reported != Some(arrived);
         let is_hung_up = is_over && is_news;
         if !(is_readable || is_writable || is_hung_up) {
             return None;
@@ -81,13 +83,20 @@ impl PolledStream {
         true
     }
 
-    /// Arms the event counts, so that the daemon inserts the stream into the ready set.
-    pub(super) fn arm(&self) {
+    /// Arms the event counts, so that the daemon inserts the stream into the ready set. Returns whether one that tells of
+    /// what arrives was not armed, so that it may have been notified.
+    pub(super) fn arm(&self) -> bool {
         // The status is reported with what arrives, so it is armed in any case.
         let count = if self.interest.send { 4 } else { 2 };
-        self.event_counts()
-            .take(count)
-            .for_each(EventCount::arm_in_set);
+        let mut is_notified = false;
+        for (at, event_count) in self.event_counts().take(count).enumerate() {
+            // One that is armed already stays as it is: a store could hide that it is notified now.
+            if !event_count.is_armed_in_set() {
+                event_count.arm_in_set();
+                is_notified |= at < 2;
+            }
+        }
+        is_notified
     }
 
     /// The event counts that tell of what arrives, at the daemon and on the direct path, and then those that tell of room.
@@ -100,5 +109,64 @@ impl PolledStream {
         let arrived = [block.event_count(), incoming.event_count()];
         let room = [block.room_event_count(), outgoing.room_event_count()];
         arrived.into_iter().chain(room)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use headworks_client::testing::direct_pair;
+    use headworks_shm::WakeBy;
+
+    use super::*;
+
+    fn polled(known: &ConnectionShared, interest: Interest) -> PolledStream {
+        PolledStream {
+            key: 1,
+            interest,
+            state: Arc::default(),
+            known: known.clone(),
+            names: Vec::new(),
+            is_unsettled: true,
+            reported: None,
+            is_room_reported: false,
+        }
+    }
+
+    /// Does what the poller does with a stream that may have news.
+    fn settle(polled: &mut PolledStream) -> Option<PollEvent> {
+        let first = polled.report(false, false);
+        first.or_else(|| {
+            let is_notified = polled.arm();
+            polled.report(false, is_notified)
+        })
+    }
+
+    #[test]
+    fn bytes_that_the_daemon_has_moved_are_reported_again_to_an_edge_triggered_caller() {
+        let ([mut near, far], _memory) = direct_pair();
+        let mut polled = polled(&far.connection, Interest::RECEIVE.edge_triggered());
+        near.connection.sending.send(b"to be moved").expect("sends");
+        assert!(settle(&mut polled).is_some_and(|event| event.is_readable));
+        assert_eq!(settle(&mut polled), None);
+        let moved = || {
+            let notified = far.block.event_count().notify_waiter();
+            assert_eq!(notified, Some(WakeBy::Set));
+        };
+        for _ in 0..3 {
+            // The caller finds that the bytes are being moved. That alone is no news.
+            polled.state.withhold();
+            assert_eq!(settle(&mut polled), None);
+            moved();
+            assert!(settle(&mut polled).is_some_and(|event| event.is_readable));
+            assert_eq!(settle(&mut polled), None);
+        }
+        // Also if the daemon had moved them before the caller said so.
+        moved();
+        polled.state.withhold();
+        assert!(settle(&mut polled).is_some_and(|event| event.is_readable));
+        assert_eq!(settle(&mut polled), None);
+        // Without a call in between a notification is no news.
+        moved();
+        assert_eq!(settle(&mut polled), None);
     }
 }
