@@ -435,9 +435,8 @@ fn block_and_look<H: ConnectionHalf, T>(
     poller: &PollState,
     act: &mut impl FnMut(&mut H) -> Result<Option<T>, ServiceError>,
 ) -> Result<Option<T>, ServiceError> {
-    if H::KIND == HalfKind::Receive && half.is_withheld() {
-        poller.withhold();
-        return act(half);
+    if H::KIND == HalfKind::Receive {
+        return find_nothing_and_look(half, poller, act);
     }
     while let Some(seen) = half.room() {
         poller.block(seen);
@@ -449,6 +448,37 @@ fn block_and_look<H: ConnectionHalf, T>(
         }
     }
     Ok(None)
+}
+
+/// Does what [`block_and_look`] does for a call that receives. If the words in shared memory say that there is something, it
+/// arrived just now, the daemon is moving it, or the peer wrote these words to keep the poller busy.
+fn find_nothing_and_look<H: ConnectionHalf, T>(
+    half: &mut H,
+    poller: &PollState,
+    act: &mut impl FnMut(&mut H) -> Result<Option<T>, ServiceError>,
+) -> Result<Option<T>, ServiceError> {
+    loop {
+        let seen = half.arrived();
+        if !seen.is_some {
+            return Ok(None);
+        }
+        let was_withheld = half.is_withheld();
+        if was_withheld {
+            poller.withhold();
+        }
+        if let Some(done) = act(half)? {
+            return Ok(Some(done));
+        }
+        match half.is_withheld() {
+            true if was_withheld => return Ok(None),
+            true => {}
+            false => {
+                // This call looked after `seen` was read.
+                poller.found_nothing(seen.bytes);
+                return Ok(None);
+            }
+        }
+    }
 }
 
 /// A direction of a stream that has a descriptor.

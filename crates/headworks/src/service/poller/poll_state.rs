@@ -1,9 +1,9 @@
 //! State that a stream shares with the poller that it is in.
 
-use std::sync::atomic::{AtomicBool, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use headworks_client::control_block::Room;
+use headworks_client::control_block::{Arrived, Room};
 
 use crate::service::ServiceError;
 
@@ -16,6 +16,8 @@ pub(in crate::service) struct PollState {
     blocked: Mutex<Option<Room>>,
     /// Whether a call could not receive bytes because the daemon was moving them, since such bytes were reported last.
     is_withheld: AtomicBool,
+    /// Number of arrived bytes at which a call found nothing to receive; 0 if none did. See [`Arrived::bytes`].
+    empty_at: AtomicU64,
     /// Whether the poller is that of the session's thread for descriptors. Calls may wait then.
     is_for_descriptor: bool,
     /// Whether the descriptor is to be made writable, although no room was made since it was made unwritable.
@@ -51,6 +53,17 @@ impl PollState {
     /// Whether a notification may tell that the daemon has moved bytes. Says so once.
     pub(super) fn take_withheld(&self) -> bool {
         self.is_withheld.load(Ordering::Relaxed) && self.is_withheld.swap(false, Ordering::Relaxed)
+    }
+
+    /// Records that a call found nothing to receive when `bytes` had arrived. The stream is not reported for bytes until that
+    /// number changes, whatever the words in memory that the peer can write say.
+    pub(in crate::service) fn found_nothing(&self, bytes: u64) {
+        self.empty_at.store(bytes, Ordering::Relaxed);
+    }
+
+    /// Whether a call found nothing to receive when as much had arrived.
+    pub(super) fn is_known_empty(&self, arrived: &Arrived) -> bool {
+        self.empty_at.load(Ordering::Relaxed) == arrived.bytes
     }
 
     pub(super) fn blocked(&self) -> MutexGuard<'_, Option<Room>> {

@@ -29,7 +29,9 @@ impl PolledStream {
     pub(super) fn report(&mut self, is_gone: bool, is_notified: bool) -> Option<PollEvent> {
         // Taken in any case: a report makes the caller look at the bytes again.
         let is_moved = is_notified && self.state.take_withheld();
-        let arrived = self.known.arrived();
+        let mut arrived = self.known.arrived();
+        // The peer can write what `is_some` was computed of.
+        arrived.is_some &= !self.state.is_known_empty(&arrived);
         let is_reset = arrived.status.reset.is_some();
         // As `ReceiveHalf::needs_daemon` and `SendHalf::needs_daemon` say: the calls fail then.
         let (receives_there, sends_there) = match self.known.direct() {
@@ -114,7 +116,8 @@ impl PolledStream {
 
 #[cfg(test)]
 mod tests {
-    use headworks_client::testing::direct_pair;
+    use headworks_client::connection::Received;
+    use headworks_client::testing::{DIRECT_PLACE, direct_pair};
     use headworks_shm::WakeBy;
 
     use super::*;
@@ -139,6 +142,40 @@ mod tests {
             let is_notified = polled.arm();
             polled.report(false, is_notified)
         })
+    }
+
+    /// The peer sets the number of consumed bytes to a wrong one, at any time. A level-triggered caller that received
+    /// everything is not told that there is more.
+    #[test]
+    fn a_peer_cannot_have_a_stream_reported_that_has_nothing() {
+        let ([mut near, far], [memory, _]) = direct_pair();
+        let mut polled = polled(&far.connection, Interest::RECEIVE);
+        near.connection.sending.send(b"some").expect("sends");
+        assert!(settle(&mut polled).is_some_and(|event| event.is_readable));
+        let mut receiving = far.connection.receiving;
+        let mut buffer = [0; 8];
+        let received = receiving.recv(&mut buffer).expect("receives").0;
+        assert_eq!(received, Received::Bytes(4));
+        assert_eq!(settle(&mut polled), None);
+        // Where the receiver publishes how much it consumed.
+        let block = memory.view(DIRECT_PLACE.block).expect("its block");
+        block.write(192, &1u64.to_le_bytes()).expect("its head");
+        assert!(
+            settle(&mut polled).is_some(),
+            "no call has found nothing yet"
+        );
+        let seen = polled.known.arrived().bytes;
+        let received = receiving.recv(&mut buffer).expect("nothing").0;
+        assert_eq!(received, Received::Nothing);
+        polled.state.found_nothing(seen);
+        for wrong in [1u64, 2, u64::MAX] {
+            block.write(192, &wrong.to_le_bytes()).expect("its head");
+            assert_eq!(settle(&mut polled), None);
+        }
+        // What arrives is reported, and a look at it is no sign that there is nothing.
+        near.connection.sending.send(b"more").expect("sends");
+        assert!(settle(&mut polled).is_some_and(|event| event.is_readable));
+        assert!(settle(&mut polled).is_some_and(|event| event.is_readable));
     }
 
     #[test]
