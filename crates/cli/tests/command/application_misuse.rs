@@ -14,7 +14,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::{self, JoinHandle};
 
-use headworks::service::{MESSAGE_MAX, Refusal, Reset, Rights, Service, ServiceError, Stream};
+use headworks::service::{
+    Interest, MESSAGE_MAX, Poller, Refusal, Reset, Rights, Service, ServiceError, Stream,
+};
 use headworks_net::clock;
 use headworks_verbs::Duration;
 
@@ -391,6 +393,17 @@ fn fork(service: &Service) {
     }
     assert_eq!(polled.fetch_add(export_id, 0, 1).unwrap(), 0);
     let mut memory = Some(service.alloc(64).unwrap());
+    // The parent's poller sleeps on words in shared memory and on a descriptor, which the child must leave as they are.
+    let mut in_poller = service.connect(own).unwrap();
+    let mut its_peer = listener.accept().unwrap();
+    let mut poller = Poller::new(service).unwrap();
+    poller.add(&mut in_poller, 1, Interest::RECEIVE).unwrap();
+    let mut events = Vec::new();
+    let now = Some(std::time::Duration::ZERO);
+    poller.wait(&mut events, now).unwrap();
+    assert_eq!(events, []);
+    let waker = poller.waker();
+    let mut in_poller = Some((poller, in_poller));
     let mut everything = Some((listener, near, polled, far, socket, export));
     let child = || {
         let (listener, mut near, mut polled, mut far, mut socket, export) =
@@ -415,6 +428,10 @@ fn fork(service: &Service) {
         is_forked(far.revoke(export).map_err(|left| left.error));
         is_forked(socket.send_to(b"from the child", here));
         is_forked(socket.recv_from(&mut []));
+        let (mut poller, in_poller) = in_poller.take().expect("once");
+        is_forked(poller.wait(&mut Vec::new(), now));
+        waker.wake();
+        drop((poller, in_poller));
         // Dropping them in the child leaves the parent's objects alone.
         drop((listener, near, polled, far, socket, memory.take()));
         // The child may attach on its own.
@@ -431,6 +448,27 @@ fn fork(service: &Service) {
     );
     let (listener, mut near, mut polled, mut far, mut socket, export) =
         everything.expect("the child took a copy");
+    // The descriptor of the parent's poller becomes readable by the next byte, and only by that.
+    let (mut poller, mut in_poller) = in_poller.take().expect("the child took a copy");
+    let limit = rustix::event::Timespec {
+        tv_sec: 60,
+        tv_nsec: 0,
+    };
+    let is_readable = |poller: &Poller, limit: &rustix::event::Timespec| {
+        let mut fds = [rustix::event::PollFd::new(
+            poller,
+            rustix::event::PollFlags::IN,
+        )];
+        rustix::event::poll(&mut fds, Some(limit)).unwrap() == 1
+    };
+    assert!(!is_readable(&poller, &rustix::event::Timespec::default()));
+    its_peer.send_all(b"news").unwrap();
+    while events.is_empty() {
+        assert!(is_readable(&poller, &limit), "nothing was reported in time");
+        poller.wait(&mut events, now).unwrap();
+    }
+    assert_eq!(in_poller.recv(&mut buffer).unwrap(), 4);
+    drop((poller, in_poller, its_peer));
     assert_eq!(polled.fetch_add(export_id, 0, 1).unwrap(), 1);
     near.send_all(b"still").unwrap();
     assert_eq!(near.recv(&mut buffer).unwrap(), 5);

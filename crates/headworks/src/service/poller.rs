@@ -768,6 +768,10 @@ impl Poller {
 
 impl Drop for Poller {
     fn drop(&mut self) {
+        // In a forked child the streams, what the parent sleeps on, and the waker's descriptor are the parent's.
+        if self.shared.check().is_err() {
+            return;
+        }
         let streams = std::mem::take(&mut self.streams);
         for (place, polled) in &streams {
             polled.state.leave();

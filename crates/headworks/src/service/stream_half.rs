@@ -108,10 +108,14 @@ pub(super) struct ServiceConnection {
 
 impl Drop for ServiceConnection {
     fn drop(&mut self) {
+        // In a forked child it is the parent's, and a thread that does not exist there may hold a lock.
+        if self.shared.check().is_err() {
+            return;
+        }
         if let Some(state) = self.polled.any() {
             state.leave();
         }
-        if self.direct.is_some() && self.readiness.get().is_some() && self.shared.check().is_ok() {
+        if self.direct.is_some() && self.readiness.get().is_some() {
             self.shared.descriptor_thread.wake();
         }
         let Ok(mut state) = self.shared.lock() else {

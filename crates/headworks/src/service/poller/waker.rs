@@ -4,6 +4,7 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use headworks_shm::fork::ForkGeneration;
 use rustix::event::{EventfdFlags, eventfd};
 
 use crate::service::{ServiceError, system};
@@ -36,6 +37,7 @@ pub(in crate::service) struct PollerWaker {
     inbox: Mutex<Vec<(usize, u32)>>,
     /// Whether there is something in `inbox`.
     has_mail: AtomicBool,
+    made_by: ForkGeneration,
 }
 
 impl PollerWaker {
@@ -48,10 +50,15 @@ impl PollerWaker {
             is_rung: AtomicBool::new(false),
             inbox: Mutex::default(),
             has_mail: AtomicBool::new(false),
+            made_by: ForkGeneration::current(),
         })
     }
 
     pub(super) fn wake(&self) {
+        if self.made_by.is_foreign() {
+            // The descriptor is that of the parent's poller, which would find it readable although nobody woke it.
+            return;
+        }
         // If it was set, the poller clears it after this, and looks for news after that.
         if !self.is_rung.swap(true, Ordering::AcqRel) {
             self.write();
