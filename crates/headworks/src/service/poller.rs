@@ -642,8 +642,11 @@ impl Poller {
                     polled.is_unsettled = true;
                 }
                 None => {
-                    let is_notified = polled.arm();
-                    self.armed.push((place, is_notified));
+                    let state = polled.state.clone();
+                    match state.unless_left(|| polled.arm()) {
+                        Some(is_notified) => self.armed.push((place, is_notified)),
+                        None => self.forget(place),
+                    }
                 }
             }
         }

@@ -31,8 +31,10 @@ impl PollState {
         self.is_active.load(Ordering::Relaxed)
     }
 
-    /// Takes the stream out of its poller, which notices that at its next look.
+    /// Takes the stream out of its poller, which notices that at its next look. The poller arms no event count of the stream
+    /// after this: once the connection is closed, they are those of another one.
     pub(in crate::service) fn leave(&self) {
+        let _unless_arming = self.blocked();
         self.is_active.store(false, Ordering::Release);
     }
 
@@ -64,6 +66,12 @@ impl PollState {
     /// Whether a call found nothing to receive when as much had arrived.
     pub(super) fn is_known_empty(&self, arrived: &Arrived) -> bool {
         self.empty_at.load(Ordering::Relaxed) == arrived.bytes
+    }
+
+    /// Calls `arm` unless the stream has left its poller. A thread that has it leave waits meanwhile.
+    pub(super) fn unless_left<T>(&self, arm: impl FnOnce() -> T) -> Option<T> {
+        let _lock = self.blocked();
+        self.is_active().then(arm)
     }
 
     pub(super) fn blocked(&self) -> MutexGuard<'_, Option<Room>> {
@@ -133,5 +141,35 @@ impl Polled {
 
     fn lock(&self) -> MutexGuard<'_, Option<Arc<PollState>>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_is_armed_of_a_stream_that_has_left_and_none_leaves_while_it_is_armed() {
+        let state = PollState {
+            is_active: AtomicBool::new(true),
+            ..PollState::default()
+        };
+        let (tell, told) = std::sync::mpsc::channel();
+        std::thread::scope(|scope| {
+            let is_armed = state.unless_left(|| {
+                scope.spawn(|| {
+                    tell.send(()).expect("is heard");
+                    state.leave();
+                });
+                told.recv().expect("the other thread leaves");
+                (0..1000).all(|_| {
+                    std::thread::yield_now();
+                    state.is_active()
+                })
+            });
+            assert_eq!(is_armed, Some(true), "it has left meanwhile");
+        });
+        let armed = state.unless_left(|| panic!("its words are another one's"));
+        assert_eq!(armed, None);
     }
 }
