@@ -183,12 +183,12 @@ impl ControlBlock {
             .store(diversions, Ordering::Release);
     }
 
-    /// On the direct path: whether the sender's application has received the connection from its daemon.
+    /// On the direct path: whether the sender's application has connected or accepted the connection.
     pub(crate) fn is_taken(&self) -> bool {
         self.at_once(TAKEN).load(Ordering::Acquire) != 0
     }
 
-    /// For the sender: it has received the connection from its daemon.
+    /// For the sender: it has connected or accepted the connection.
     pub(crate) fn take(&self) {
         self.at_once(TAKEN).store(1, Ordering::Release);
     }

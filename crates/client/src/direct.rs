@@ -12,7 +12,7 @@
 //! | 32 | sender | bytes that it received in the other direction, for its daemon's statistics; the receiver never looks at this line |
 //! | 128 to 152, 192, 256, 264, 320 | both | as in a control block: tail, status and rings of the bytes, head, event counts |
 //! | 160 | sender | number of changes between the direct path and the daemons, see below |
-//! | 168 | sender | whether its application has received the connection from its daemon; until then the connection needs the daemons |
+//! | 168 | sender | whether its application has connected or accepted the connection; until then the connection needs the daemons |
 //! | 176 | sender | whether it has closed the connection |
 //! | 200 | receiver | bytes that it received through the daemons |
 //!
@@ -226,7 +226,7 @@ impl DirectShared {
     /// Status of the connection, whose status through the daemons is `told`.
     ///
     /// A daemon that fails ends a direct connection only while the peer sends through the daemons, and until the peer has
-    /// received the connection. Otherwise only the other application, its death, or this application's own daemon for its own
+    /// accepted the connection. Otherwise only the other application, its death, or this application's own daemon for its own
     /// reasons end it.
     pub(crate) fn status(&self, told: Status) -> Status {
         let is_taken = self.is_taken_by_peer();
@@ -268,7 +268,12 @@ impl DirectShared {
         self.outgoing.block.diversions() % 2 == 1
     }
 
-    /// Whether the peer's application has received the connection. Until then it may never do so: a daemon may fail.
+    /// Tells the peer that this application has the connection: it has connected, or has accepted it.
+    pub fn take(&self) {
+        self.outgoing.block.take();
+    }
+
+    /// Whether the peer's application has the connection. Until then it may never get it: a daemon may fail.
     pub fn is_taken_by_peer(&self) -> bool {
         self.incoming.block.is_taken()
     }
@@ -556,7 +561,6 @@ pub(crate) fn connect(
         is_peer_gone: pair.is_peer_gone.clone(),
     };
     let (outgoing, incoming) = (&shared.outgoing.block, &shared.incoming.block);
-    outgoing.take();
     let sender = DirectSender {
         writer: IngressWriter::without_reserve(&pair.outgoing, outgoing, end.outgoing.ring)?,
         memory: pair.outgoing.clone(),

@@ -104,6 +104,7 @@ impl DirectApplication {
         let direct = direct.map(|direct| direct::connect(direct, &pair, &block));
         let direct = direct.transpose()?;
         let connection = Connection::new(end, slabs.clone(), doorbell, &block, direct)?;
+        connection.direct().into_iter().for_each(|one| one.take());
         Ok(Self {
             connection,
             is_peer_gone: pair.is_peer_gone,

@@ -66,6 +66,7 @@ impl Stream {
             // In a forked child, which can use nothing of it, there is no socket.
             let state = shared.lock().ok();
             let socket = state.and_then(|state| state.pairs.get(direct.pair()));
+            direct.take();
             (direct.clone(), socket)
         });
         let link = Arc::new(ServiceConnection {
