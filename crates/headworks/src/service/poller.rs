@@ -643,8 +643,8 @@ impl Poller {
                     polled.is_unsettled = true;
                 }
                 None => {
-                    let state = polled.state.clone();
-                    match state.unless_left(|| polled.arm()) {
+                    let polled = &*polled;
+                    match polled.state.unless_left(|| polled.arm()) {
                         Some(is_notified) => self.armed.push((place, is_notified)),
                         None => self.forget(place),
                     }
