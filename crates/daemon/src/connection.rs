@@ -12,6 +12,7 @@ use std::sync::Arc;
 use headworks_client::{ContractError, ControlBlock, Extent, Outcome, Reset, Status, Vqpn};
 use headworks_shm::{EventCount, EventCountRef, WakeBy};
 
+use crate::control::PlaceId;
 use crate::copy_log::CopyLog;
 use crate::egress::{EgressHalf, PiggybackInfo, SendStep};
 use crate::exports::Exports;
@@ -129,8 +130,8 @@ pub(crate) struct Connection {
     pub(crate) exports: Exports,
     /// Results of atomics that the peer requested: the request's identifier, the outcome, the previous value.
     pub(crate) answers: VecDeque<(u64, Outcome, u64)>,
-    /// The memory of the pair in which the application sends directly, and the connection's number there.
-    pub(crate) direct: Option<(Arc<PairMemory>, u32)>,
+    /// The memory of the pair in which the application sends directly, and the connection's place there.
+    pub(crate) direct: Option<(Arc<PairMemory>, PlaceId)>,
     /// The descriptor that notifies the application. If there is none, packets do.
     pub(crate) watch: Option<WatchId>,
     life: EndState,
@@ -180,8 +181,8 @@ impl Connection {
 
     /// Serves what the application asks for on the direct path.
     pub(crate) fn serve_direct(&mut self) {
-        if let Some((memory, number)) = &self.direct
-            && memory.serve(*number, &self.block)
+        if let Some((memory, place)) = &self.direct
+            && memory.serve(*place, &self.block)
         {
             // The next notification reports it.
             self.notified.released = u64::MAX;
@@ -334,6 +335,7 @@ impl Connection {
     /// completed.
     pub(crate) fn refuse(&mut self) {
         self.leave(true);
+        self.direct = None;
         self.life.reset.settle();
         self.life.peer = PeerEnd::Refused;
     }

@@ -49,13 +49,42 @@ pub struct PairEnds {
     pub to: u64,
 }
 
+/// A place in the memory of a pair, and which of its uses is meant. A place is used again once a connection has ended. Its
+/// generation differs then, so that a late message about an earlier use has no effect.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PlaceId {
+    /// Number of the connection in that memory.
+    pub number: u32,
+    /// Generation of the place.
+    pub generation: u32,
+}
+
+/// A place that a daemon has taken for a direct connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TakenPlace {
+    /// Where the connection lies.
+    pub place: DirectPlace,
+    /// Generation of the place.
+    pub generation: u32,
+}
+
+impl TakenPlace {
+    /// The use that this place was taken for.
+    pub fn id(&self) -> PlaceId {
+        PlaceId {
+            number: self.place.number,
+            generation: self.generation,
+        }
+    }
+}
+
 /// The sender's end of a direct connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DirectOffer {
     /// Session at the daemon that sends the message.
     pub session: u64,
     /// Where that session sends.
-    pub place: DirectPlace,
+    pub taken: TakenPlace,
 }
 
 /// The two domains that a queue-pair group connects, as the sender of the message sees them.
@@ -182,8 +211,8 @@ pub enum Message {
     DirectOver {
         /// The sessions.
         ends: PairEnds,
-        /// Number of the connection in that memory.
-        number: u32,
+        /// The connection in that memory.
+        place: PlaceId,
     },
     /// The sender's session has ended.
     PairOver {
@@ -239,13 +268,30 @@ impl Field for PairEnds {
 
 impl Field for DirectOffer {
     fn encode<O: Output>(&self, to: Encoder<O>) -> Encoder<O> {
-        to.u64(self.session).field(&self.place)
+        let TakenPlace { place, generation } = &self.taken;
+        to.u64(self.session).field(place).u32(*generation)
     }
 
     fn decode(of: &mut Decoder<'_>) -> Result<Self, Malformed> {
         Ok(Self {
             session: of.u64()?,
-            place: of.field()?,
+            taken: TakenPlace {
+                place: of.field()?,
+                generation: of.u32()?,
+            },
+        })
+    }
+}
+
+impl Field for PlaceId {
+    fn encode<O: Output>(&self, to: Encoder<O>) -> Encoder<O> {
+        to.u32(self.number).u32(self.generation)
+    }
+
+    fn decode(of: &mut Decoder<'_>) -> Result<Self, Malformed> {
+        Ok(Self {
+            number: of.u32()?,
+            generation: of.u32()?,
         })
     }
 }
@@ -355,7 +401,7 @@ impl Message {
             }
             Self::PairMemory { ends } => Encoder::message(19).field(ends),
             Self::PairSocket { ends } => Encoder::message(20).field(ends),
-            Self::DirectOver { ends, number } => Encoder::message(21).field(ends).u32(*number),
+            Self::DirectOver { ends, place } => Encoder::message(21).field(ends).field(place),
             Self::PairOver { ends } => Encoder::message(22).field(ends),
             Self::Cancel { domain, number } => Encoder::message(9).u32(domain.0).u32(number.bits()),
             Self::Missed { domain, number } => {
@@ -436,7 +482,7 @@ impl Message {
             20 => Self::PairSocket { ends: of.field()? },
             21 => Self::DirectOver {
                 ends: of.field()?,
-                number: of.u32()?,
+                place: of.field()?,
             },
             22 => Self::PairOver { ends: of.field()? },
             9 => Self::Cancel {
@@ -486,10 +532,13 @@ mod tests {
         };
         let direct = Some(DirectOffer {
             session: 9,
-            place: DirectPlace {
-                number: 11,
-                block: extent(1024),
-                ring: extent(4096),
+            taken: TakenPlace {
+                place: DirectPlace {
+                    number: 11,
+                    block: extent(1024),
+                    ring: extent(4096),
+                },
+                generation: u32::MAX,
             },
         });
         let all = [
@@ -542,7 +591,13 @@ mod tests {
             },
             Message::PairMemory { ends },
             Message::PairSocket { ends },
-            Message::DirectOver { ends, number: 3 },
+            Message::DirectOver {
+                ends,
+                place: PlaceId {
+                    number: 3,
+                    generation: 7,
+                },
+            },
             Message::PairOver { ends },
             Message::Refuse {
                 token,

@@ -9,7 +9,6 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use headworks_client::direct::DirectPlace;
 use headworks_client::socket_message::{Refusal, Reply};
 use headworks_client::{Reset, Vqpn};
 use headworks_runtime::ActorContext;
@@ -18,7 +17,7 @@ use headworks_verbs::{AsyncEvent, Buffer, CompletionChannel, Device, Instant, Pr
 use slab::Slab;
 
 use crate::auth::{Nonce, Nonces, Secret};
-use crate::control::{VERSION, VERSION_OLDEST};
+use crate::control::{TakenPlace, VERSION, VERSION_OLDEST};
 use crate::domain::{self, DomainError};
 use crate::ecn::PoolLevel;
 use crate::ids::{DomainId, DomainPart, PeerId, SessionId, Signal, Tenant, WatchId, WorkerId};
@@ -232,7 +231,7 @@ struct PendingAccept {
     /// Whether the end was dropped, because the confirmation took too long.
     is_dropped: bool,
     /// Where this side of the connection sends, if it may be direct, and its handle.
-    direct: Option<(PairKey, DirectPlace)>,
+    direct: Option<(PairKey, TakenPlace)>,
     handle: u32,
 }
 

@@ -21,6 +21,7 @@ use slab::Slab;
 use crate::connection::{Connection, ConnectionOwner};
 use crate::connection_table::ConnectionTable;
 use crate::control::Offer;
+use crate::control::PlaceId;
 use crate::copy_log::CopyLog;
 use crate::egress::EgressHalf;
 use crate::ids::{DomainId, QpGroupKey, Signal, Tenant, WatchId, WorkerId};
@@ -452,7 +453,7 @@ impl Domain {
         session: usize,
         handle: u32,
         (local, peer): (SocketAddr, SocketAddr),
-        direct: Option<(Arc<PairMemory>, u32)>,
+        direct: Option<(Arc<PairMemory>, PlaceId)>,
     ) -> Result<Offer, Refusal> {
         let of = self.sessions.get_mut(session).ok_or(Refusal::Refused)?;
         if of.is_gone {
@@ -532,6 +533,13 @@ impl Domain {
             peer: place.peer,
         };
         Some((place.session, end))
+    }
+
+    /// Has all bytes of an end go through the daemons. Its application has not been told of it.
+    pub(crate) fn not_direct(&mut self, number: Vqpn) {
+        if let Some(connection) = self.connections.get_mut(number) {
+            connection.direct = None;
+        }
     }
 
     /// Removes an end that has no other end.

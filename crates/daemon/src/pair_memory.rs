@@ -12,6 +12,7 @@ use headworks_verbs::{AllocRequest, Buffer, Device, Pages};
 use slab::Slab;
 
 use crate::allocator::{ExtentAllocator, log_of};
+use crate::control::{PlaceId, TakenPlace};
 use crate::memory_quota::MemoryQuota;
 use crate::snapshot::Traffic;
 
@@ -30,12 +31,16 @@ pub struct PairMemory {
 struct State {
     pool: ExtentAllocator,
     connections: Slab<Allotment>,
+    /// Generation of the place that was taken last.
+    generation: u32,
     /// Bytes of connections that have ended.
     ended: Traffic,
 }
 
 /// Memory of one connection.
 struct Allotment {
+    /// Generation of its place.
+    generation: u32,
     block: ControlBlock,
     block_extent: Extent,
     /// Rings that the application may use, by number. The last one is the latest.
@@ -107,7 +112,7 @@ impl PairMemory {
     }
 
     /// Makes room for another connection. `None`: there is none, and the connection goes through the daemons.
-    pub(crate) fn open(&self) -> Option<DirectPlace> {
+    pub(crate) fn open(&self) -> Option<TakenPlace> {
         let state = &mut *self.state();
         if state.connections.len() >= PAIR_CONNECTIONS as usize {
             return None;
@@ -125,37 +130,40 @@ impl PairMemory {
         };
         // The places are of this allocator.
         let prepared = direct::prepare(&self.slabs, &place).ok()?;
+        state.generation = state.generation.wrapping_add(1);
+        let generation = state.generation;
         state.connections.insert(Allotment {
+            generation,
             block: prepared,
             block_extent: block,
             rings: VecDeque::from([(1, ring)]),
             has_left: false,
             has_peer_left: false,
         });
-        Some(place)
+        Some(TakenPlace { place, generation })
     }
 
     /// Records that this session's application uses a connection no more.
-    pub(crate) fn leave(&self, number: u32) {
-        self.leave_as(number, |one| one.has_left = true);
+    pub(crate) fn leave(&self, place: PlaceId) {
+        self.leave_as(place, |one| one.has_left = true);
     }
 
     /// Records that the other application uses a connection no more.
-    pub(crate) fn peer_left(&self, number: u32) {
-        self.leave_as(number, |one| one.has_peer_left = true);
+    pub(crate) fn peer_left(&self, place: PlaceId) {
+        self.leave_as(place, |one| one.has_peer_left = true);
     }
 
     /// Frees a connection that neither application uses. The one that has it may still be reading.
-    fn leave_as(&self, number: u32, note: impl FnOnce(&mut Allotment)) {
+    fn leave_as(&self, place: PlaceId, note: impl FnOnce(&mut Allotment)) {
         let state = &mut *self.state();
-        let Some(one) = state.connections.get_mut(number as usize) else {
+        let Some(one) = state.allotment(place) else {
             return;
         };
         note(one);
         if !(one.has_left && one.has_peer_left) {
             return;
         }
-        let over = state.connections.remove(number as usize);
+        let over = state.connections.remove(place.number as usize);
         state.ended += over.traffic();
         let rings = over.rings.into_iter().map(|(_, ring)| ring);
         // Its view of the memory is dropped before the memory is given back.
@@ -167,10 +175,10 @@ impl PairMemory {
 
     /// Serves what the application asked for in the control block `block` of a connection: takes back rings that it has
     /// left, and hands out a longer one. Returns whether it handed one out.
-    pub(crate) fn serve(&self, number: u32, block: &ControlBlock) -> bool {
+    pub(crate) fn serve(&self, place: PlaceId, block: &ControlBlock) -> bool {
         let ((wanted, len), left) = (block.wanted_ring(), block.left_rings());
         let state = &mut *self.state();
-        let Some(one) = state.connections.get_mut(number as usize) else {
+        let Some(one) = state.allotment(place) else {
             return false;
         };
         let mut freed = Vec::new();
@@ -190,7 +198,7 @@ impl PairMemory {
         else {
             return false;
         };
-        if let Some(one) = state.connections.get_mut(number as usize) {
+        if let Some(one) = state.allotment(place) {
             one.rings.push_back((next, ring));
         }
         block.offer_ring(next, ring);
@@ -205,6 +213,14 @@ impl PairMemory {
             all += one.traffic();
         }
         all
+    }
+}
+
+impl State {
+    /// The connection that has this use of a place, if it still exists.
+    fn allotment(&mut self, place: PlaceId) -> Option<&mut Allotment> {
+        let one = self.connections.get_mut(place.number as usize);
+        one.filter(|one| one.generation == place.generation)
     }
 }
 
@@ -225,5 +241,37 @@ impl Allotment {
             received,
             ..Traffic::default()
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use headworks_shm::Registry;
+    use headworks_softnic::SoftProvider;
+    use headworks_verbs::Provider;
+
+    use super::*;
+
+    fn memory() -> Arc<PairMemory> {
+        let directory = tempfile::tempdir().unwrap();
+        let fabric = Registry::open_at(directory.path().join("fabric")).unwrap();
+        let name = "soft:h1".parse().unwrap();
+        let device = SoftProvider::on(fabric).open(&name).unwrap();
+        PairMemory::new(&*device, 16 << 20, Arc::new(MemoryQuota::new(64 << 20))).unwrap()
+    }
+
+    #[test]
+    fn an_earlier_use_of_a_place_does_not_free_the_next_one() {
+        let memory = memory();
+        let first = memory.open().unwrap();
+        memory.leave(first.id());
+        assert_ne!(memory.open().unwrap().place, first.place, "it is in use");
+        memory.peer_left(first.id());
+        let next = memory.open().unwrap();
+        assert_eq!(next.place, first.place);
+        assert_ne!(next.id(), first.id());
+        memory.leave(first.id());
+        memory.peer_left(first.id());
+        assert_ne!(memory.open().unwrap().place, next.place);
     }
 }

@@ -12,7 +12,6 @@ use std::collections::VecDeque;
 use std::net::SocketAddr;
 
 use headworks_client::Vqpn;
-use headworks_client::direct::DirectPlace;
 use headworks_client::socket_message::{End, Refusal, Reply};
 
 use super::applications::show;
@@ -21,7 +20,7 @@ use super::{
     Daemon, IncomingRequest, Listener, Output, PeerId, PeerRoute, PendingAccept, PendingConnect,
     SessionId, WatchId,
 };
-use crate::control::{DirectOffer, Message, Offer};
+use crate::control::{DirectOffer, Message, Offer, PlaceId};
 use crate::ids::{DomainId, DomainPart, QpGroupKey};
 
 /// Number of requests that may wait at one listener beyond its backlog, and how many of them may be of one domain of
@@ -136,7 +135,9 @@ impl Daemon {
         self.say(peer, &connect);
     }
 
-    /// Drops an end that was never confirmed, unless that is done. Its application has not been told of it.
+    /// Drops an end that was never confirmed, unless that is done. Its application has not been told of it. The other daemon may
+    /// have told its application of the end's place in a pair's memory, so the place stays taken until it says that this
+    /// application does not use it.
     pub(super) fn drop_accepted(&mut self, at: DomainPart, number: Vqpn, accepted: PendingAccept) {
         if accepted.is_dropped {
             return;
@@ -148,7 +149,7 @@ impl Daemon {
             listener.waiting = listener.waiting.saturating_sub(1);
         }
         if let Some((key, place)) = accepted.direct {
-            self.drop_direct(key, place.number);
+            self.leave_direct(key, place.id());
         }
         self.in_part(at, |part| part.refuse(number));
         self.answer_waiting(accepted.port);
@@ -254,10 +255,11 @@ impl Daemon {
             let key = PairKey { own, peer, other };
             Some((key, self.open_direct(key, true)?))
         });
-        let opened = self.open(peer, client, group, (local, from), direct);
+        let opens = direct.map(|(key, place)| (key, place.id()));
+        let opened = self.open(peer, client, group, (local, from), opens);
         let (at, offer, handle) = opened.inspect_err(|_| {
             if let Some((key, place)) = direct {
-                self.drop_direct(key, place.number);
+                self.drop_direct(key, place.id());
             }
         })?;
         if let Some(listener) = self.ports.get_mut(&port) {
@@ -277,9 +279,9 @@ impl Daemon {
             self.has_new_requests = true;
             of.accepted.insert((at.domain, offer.number), accepted);
         }
-        let direct = direct.map(|(_, place)| DirectOffer {
+        let direct = direct.map(|(_, taken)| DirectOffer {
             session: client.0,
-            place,
+            taken,
         });
         Ok((id, offer, direct))
     }
@@ -292,9 +294,9 @@ impl Daemon {
         client: SessionId,
         group: QpGroupKey,
         (local, remote): (SocketAddr, SocketAddr),
-        direct: Option<(PairKey, DirectPlace)>,
+        direct: Option<(PairKey, PlaceId)>,
     ) -> Result<(DomainPart, Offer, u32), Refusal> {
-        let direct = direct.and_then(|(key, place)| Some((self.pair_memory(key)?, place.number)));
+        let direct = direct.and_then(|(key, place)| Some((self.pair_memory(key)?, place)));
         let opens = self.opens(peer);
         let of = self.peers.get(&peer).ok_or(Refusal::Unreachable)?;
         let worker = of.worker;
@@ -361,17 +363,23 @@ impl Daemon {
                 peer,
                 other: theirs.session,
             };
-            Some((key, self.open_direct(key, false)?, theirs.place))
+            Some((key, self.open_direct(key, false)?, theirs.taken))
         });
-        let opens = direct.map(|(key, place, _)| (key, place));
+        let opens = direct.map(|(key, own, _)| (key, own.id()));
         match self.open(peer, client, group, (local, to), opens) {
             Ok((at, own, handle)) => {
-                let ends = direct.map(|(key, own, theirs)| {
-                    self.note_direct(handle, key, own.number, theirs.number);
-                    self.direct_end(key, own, theirs)
+                let ends = direct.and_then(|(key, place, theirs)| {
+                    let end = self.direct_end(key, place.place, theirs.place);
+                    match end {
+                        Some(_) => self.note_direct(handle, key, place.id(), theirs.id()),
+                        None => self.drop_direct(key, place.id()),
+                    }
+                    Some((end?, place))
                 });
-                let ends = ends.flatten();
                 let connected = self.in_part(at, |part| {
+                    if ends.is_none() {
+                        part.not_direct(own.number);
+                    }
                     let end = part.connect(own.number, offer);
                     (end, part.is_link_proven(own.number))
                 });
@@ -379,16 +387,16 @@ impl Daemon {
                     domain: there,
                     number: offer.number,
                     offer: own,
-                    direct: ends.map(|ends| DirectOffer {
+                    direct: ends.map(|(_, taken)| DirectOffer {
                         session: client.0,
-                        place: ends.outgoing,
+                        taken,
                     }),
                 };
                 self.say(peer, &confirm);
                 match connected {
                     Some((Some((_, end)), is_proven)) => {
                         let end = End {
-                            direct: ends,
+                            direct: ends.map(|(end, _)| end),
                             ..end
                         };
                         let unproven = UnprovenConnection {
@@ -401,12 +409,15 @@ impl Daemon {
                             false => drop(self.unproven.insert((at, own.number), unproven)),
                         }
                     }
-                    _ => self.refuse(&request_connection, Refusal::Unreachable),
+                    _ => {
+                        self.direct_over(client, handle);
+                        self.refuse(&request_connection, Refusal::Unreachable);
+                    }
                 }
             }
             Err(why) => {
                 if let Some((key, place, _)) = direct {
-                    self.drop_direct(key, place.number);
+                    self.drop_direct(key, place.id());
                 }
                 self.say(peer, &cancel);
                 self.refuse(&request_connection, why);
@@ -477,9 +488,22 @@ impl Daemon {
         let Some(group) = group else {
             return;
         };
-        if accepted.is_dropped || group.is_none() {
-            // The confirmation is too late, or the group has failed meanwhile and the other end is on the next one.
+        let is_late = accepted.is_dropped || group.is_none();
+        let end = match (accepted.direct, direct) {
+            (Some((key, own)), Some(theirs)) if !is_late && key.other == theirs.session => {
+                self.direct_end(key, own.place, theirs.taken.place)
+            }
+            _ => None,
+        };
+        // Without its end of the direct connection, this side would never find what the other application sends.
+        let is_one_sided = direct.is_some() && end.is_none();
+        if is_late || is_one_sided {
+            // Otherwise the confirmation is too late, or the group has failed meanwhile and the other end is on the next one.
             self.drop_accepted(at, number, accepted);
+            match (accepted.direct, direct) {
+                (Some((key, _)), Some(theirs)) => self.decline_direct(key, theirs.taken.id()),
+                _ => self.not_taken(accepted.direct),
+            }
             let missed = Message::Missed {
                 domain: accepted.from,
                 number: offer.number,
@@ -490,7 +514,18 @@ impl Daemon {
         let listener = listener.map(|one| (one.client, one.number));
         let listener = listener.filter(|one| *one == (accepted.client, accepted.number));
         let is_wanted = listener.is_some();
+        match (accepted.direct, direct) {
+            (Some((key, own)), Some(theirs)) => {
+                self.note_direct(accepted.handle, key, own.id(), theirs.taken.id());
+            }
+            (Some((key, own)), None) => self.drop_direct(key, own.id()),
+            _ => {}
+        }
+        let direct = end;
         let end = self.in_part(at, |part| {
+            if direct.is_none() {
+                part.not_direct(number);
+            }
             let (session, end) = part.connect(number, offer)?;
             if !is_wanted {
                 // The listener is gone.
@@ -498,15 +533,8 @@ impl Daemon {
             }
             Some(end)
         });
-        // From here on the end is of a connection, and with it what it has of the pair.
-        let direct = accepted.direct.zip(direct);
-        let direct = direct.filter(|((key, _), theirs)| key.other == theirs.session);
-        let direct = direct.and_then(|((key, own), theirs)| {
-            self.note_direct(accepted.handle, key, own.number, theirs.place.number);
-            self.direct_end(key, own, theirs.place)
-        });
-        if let (Some((key, own)), None) = (accepted.direct, direct) {
-            self.drop_direct(key, own.number);
+        if !matches!(end, Some(Some(_))) {
+            self.direct_over(accepted.client, accepted.handle);
         }
         let (Some(Some(end)), Some((client, number))) = (end, listener) else {
             return;

@@ -520,7 +520,7 @@ impl Daemon {
             }
             // Without its file, which the other daemon had too few descriptors for, or which came over TCP.
             Message::PairMemory { .. } | Message::PairSocket { .. } => return None,
-            Message::DirectOver { ends, number } => self.peer_direct_over(peer, ends, number),
+            Message::DirectOver { ends, place } => self.peer_direct_over(peer, ends, place),
             Message::PairOver { ends } => self.pair_over(peer, ends),
             Message::Missed { domain, number } => {
                 let at = self.make_part_for_peer(peer, domain)?;
@@ -542,6 +542,7 @@ impl Daemon {
                 let accepted = &mut self.peers.get_mut(&peer)?.accepted;
                 let accepted = accepted.remove(&(domain, number))?;
                 self.drop_accepted(at, number, accepted);
+                self.not_taken(accepted.direct);
             }
         }
         Some(())

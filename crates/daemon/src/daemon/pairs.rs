@@ -12,7 +12,7 @@ use headworks_client::direct::{DirectEnd, DirectPlace};
 use headworks_client::socket_message::Reply;
 
 use super::{Daemon, Output, OutputFile, PeerId, SessionId};
-use crate::control::{DIRECT_VERSION, Message, PairEnds};
+use crate::control::{DIRECT_VERSION, Message, PairEnds, PlaceId, TakenPlace};
 use crate::pair_memory::PairMemory;
 
 /// A pair: this daemon's session, the stream to the daemon of the other session, and that session's number there.
@@ -37,15 +37,17 @@ pub(super) struct Pair {
     is_told: bool,
     /// Whether the other session has ended.
     is_other_gone: bool,
+    /// Whether a file of the pair was lost. New connections go through the daemons then.
+    is_unusable: bool,
 }
 
 /// The direct path of a connection of this daemon's session.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct DirectOf {
     pub(super) pair: PairKey,
-    /// Numbers of the connection in the direction of this side, and in the other one.
-    own: u32,
-    theirs: u32,
+    /// Places of the connection in the direction of this side, and in the other one.
+    own: PlaceId,
+    theirs: PlaceId,
 }
 
 /// All pairs of a daemon.
@@ -86,11 +88,15 @@ impl Daemon {
 
     /// Makes room for a direct connection in this side's direction of a pair, and the pair if there is none. Returns `None`
     /// if there is no room: the connection goes through the daemons.
-    pub(super) fn open_direct(&mut self, key: PairKey, is_listening: bool) -> Option<DirectPlace> {
+    pub(super) fn open_direct(&mut self, key: PairKey, is_listening: bool) -> Option<TakenPlace> {
         if !self.pairs.all.contains_key(&key) {
             self.make_pair(key, is_listening)?;
         }
-        self.pairs.all.get(&key)?.memory.open()
+        let pair = self.pairs.all.get(&key)?;
+        match pair.is_unusable {
+            true => None,
+            false => pair.memory.open(),
+        }
     }
 
     fn make_pair(&mut self, key: PairKey, is_listening: bool) -> Option<()> {
@@ -114,6 +120,7 @@ impl Daemon {
             socket: None,
             is_told: false,
             is_other_gone: false,
+            is_unusable: false,
         };
         let mut theirs = None;
         if is_listening {
@@ -137,6 +144,39 @@ impl Daemon {
             message,
             file,
         });
+    }
+
+    /// Handles that a file could not be passed to another daemon with this message.
+    pub fn file_not_passed(&mut self, peer: PeerId, message: &[u8]) {
+        if let Ok(Message::PairMemory { ends } | Message::PairSocket { ends }) =
+            Message::decode(message)
+        {
+            self.spoil_pair(PairKey {
+                own: SessionId(ends.from),
+                peer,
+                other: ends.to,
+            });
+        }
+    }
+
+    /// Handles a message of another daemon whose file was lost on the way.
+    pub fn file_not_received(&mut self, peer: PeerId, message: &[u8]) {
+        if let Ok(Message::PairMemory { ends } | Message::PairSocket { ends }) =
+            Message::decode(message)
+        {
+            self.spoil_pair(PairKey {
+                own: SessionId(ends.to),
+                peer,
+                other: ends.from,
+            });
+        }
+    }
+
+    /// Has new connections of a pair go through the daemons from now on. Those that are direct stay so.
+    fn spoil_pair(&mut self, key: PairKey) {
+        if let Some(pair) = self.pairs.all.get_mut(&key) {
+            pair.is_unusable = true;
+        }
     }
 
     /// Handles a message of another daemon that came with a file.
@@ -168,7 +208,8 @@ impl Daemon {
         }
     }
 
-    /// Hands a pair to its application, unless it has it, and returns the description of a connection of it.
+    /// Hands a pair to its application, unless it has it, and returns the description of a connection of it. Returns `None` if
+    /// a file of the pair is missing. It was lost then, because the other daemon passes it before it names a place.
     pub(super) fn direct_end(
         &mut self,
         key: PairKey,
@@ -203,7 +244,10 @@ impl Daemon {
                 });
             }
         }
-        self.pairs.all.get(&key).filter(|pair| pair.is_told)?;
+        if !self.pairs.all.get(&key)?.is_told {
+            self.spoil_pair(key);
+            return None;
+        }
         Some(DirectEnd {
             pair: number,
             outgoing,
@@ -216,17 +260,54 @@ impl Daemon {
         Some(self.pairs.all.get(&key)?.memory.clone())
     }
 
-    /// Records that a connection of a session is direct.
-    pub(super) fn note_direct(&mut self, handle: u32, pair: PairKey, own: u32, theirs: u32) {
+    /// Records that a connection of a session is direct. Its application has been told so, or will be.
+    pub(super) fn note_direct(
+        &mut self,
+        handle: u32,
+        pair: PairKey,
+        own: PlaceId,
+        theirs: PlaceId,
+    ) {
         let of = DirectOf { pair, own, theirs };
         self.pairs.connections.insert((pair.own, handle), of);
     }
 
-    /// Gives back the room of a connection that was not made.
-    pub(super) fn drop_direct(&mut self, key: PairKey, own: u32) {
+    /// Gives back the room of a connection that neither application was told of.
+    pub(super) fn drop_direct(&mut self, key: PairKey, own: PlaceId) {
+        self.leave_direct(key, own);
+        self.not_taken_at(key, own);
+    }
+
+    /// Records that this side's application will not use a place that the other daemon was told of. The place is free once the
+    /// other daemon says that its application does not use it.
+    pub(super) fn leave_direct(&self, key: PairKey, own: PlaceId) {
         if let Some(pair) = self.pairs.all.get(&key) {
             pair.memory.leave(own);
+        }
+    }
+
+    /// Records that the other daemon has said that its application does not use the place that it was told of.
+    pub(super) fn not_taken(&self, direct: Option<(PairKey, TakenPlace)>) {
+        if let Some((key, own)) = direct {
+            self.not_taken_at(key, own.id());
+        }
+    }
+
+    fn not_taken_at(&self, key: PairKey, own: PlaceId) {
+        if let Some(pair) = self.pairs.all.get(&key) {
             pair.memory.peer_left(own);
+        }
+    }
+
+    /// Tells the other daemon that this side's application does not use the place that it was told of.
+    pub(super) fn decline_direct(&mut self, key: PairKey, theirs: PlaceId) {
+        let ends = PairEnds {
+            from: key.own.0,
+            to: key.other,
+        };
+        if self.peers.contains_key(&key.peer) {
+            let place = theirs;
+            self.say(key.peer, &Message::DirectOver { ends, place });
         }
     }
 
@@ -239,26 +320,19 @@ impl Daemon {
             return;
         };
         pair.memory.leave(of.own);
-        let ends = PairEnds {
-            from: session.0,
-            to: of.pair.other,
-        };
-        let number = of.theirs;
-        if self.peers.contains_key(&of.pair.peer) {
-            self.say(of.pair.peer, &Message::DirectOver { ends, number });
-        }
+        self.decline_direct(of.pair, of.theirs);
         self.forget_pair_if_over(of.pair);
     }
 
     /// Handles that the other session uses a connection of this side's memory no more.
-    pub(super) fn peer_direct_over(&mut self, peer: PeerId, ends: PairEnds, number: u32) {
+    pub(super) fn peer_direct_over(&mut self, peer: PeerId, ends: PairEnds, place: PlaceId) {
         let key = PairKey {
             own: SessionId(ends.to),
             peer,
             other: ends.from,
         };
         if let Some(pair) = self.pairs.all.get(&key) {
-            pair.memory.peer_left(number);
+            pair.memory.peer_left(place);
         }
         self.forget_pair_if_over(key);
     }

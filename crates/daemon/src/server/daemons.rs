@@ -117,9 +117,12 @@ impl Inner {
                         true => match control.take_file() {
                             Some(file) => self.daemon.peer_file(peer, &message, file),
                             // The process has too few descriptors, and the file is lost.
-                            None => tracing::warn!(
-                                "a file of another daemon is lost; raise the limit of open files"
-                            ),
+                            None => {
+                                tracing::warn!(
+                                    "a file of another daemon is lost; raise the limit of open files"
+                                );
+                                self.daemon.file_not_received(peer, &message);
+                            }
                         },
                         false => self.daemon.peer_message(peer, &message),
                     }
@@ -169,6 +172,7 @@ impl Inner {
             tracing::warn!(
                 "a file cannot be passed to another daemon; raise the limit of open files"
             );
+            self.daemon.file_not_passed(peer, message);
             return;
         };
         match control.send_control_with_file(message, file) {

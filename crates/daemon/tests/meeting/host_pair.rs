@@ -3,6 +3,8 @@
 use std::cell::Cell;
 use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
 use headworks_client::connection::Connection;
@@ -15,7 +17,7 @@ use headworks_daemon::limits::DaemonLimits;
 use headworks_daemon::{Daemon, Identity, Output, PeerId, SessionId};
 use headworks_ring::view_of;
 use headworks_runtime::{ActorContext, StandaloneContext};
-use headworks_shm::{Registry, View};
+use headworks_shm::{Registry, SharedSegment, View};
 use headworks_softnic::SoftProvider;
 use headworks_verbs::{Access, Buffer, Device, Duration, Instant, Provider};
 
@@ -44,6 +46,8 @@ pub(crate) struct Host {
     /// Stream to the other daemon.
     pub(crate) peer: Option<PeerId>,
     pub(crate) coming: VecDeque<Vec<u8>>,
+    /// Files that come with messages in `coming`, in their order.
+    files: VecDeque<OwnedFd>,
     pub(crate) events: Vec<Event>,
 }
 
@@ -54,6 +58,10 @@ pub(crate) struct HostPair {
     pub(crate) connection: Option<Box<Connection>>,
     /// Messages sent, each with the number of its sender.
     pub(crate) said: Vec<(usize, Message)>,
+    /// Whether both hosts are the same machine, and the stream between the daemons passes files.
+    is_local: bool,
+    /// Whether the test loses the file that comes with a message, given the number of the sender.
+    pub(crate) loses_file: fn(usize, &Message) -> bool,
     /// Whether the test loses a message.
     pub(crate) lost: fn(&Message) -> bool,
     /// Whether the test keeps a message until [`HostPair::deliver_delayed`].
@@ -79,6 +87,21 @@ impl HostPair {
     /// Two hosts whose daemons have these limits. The numbers of workers are those of the test.
     pub(crate) fn with_limits(identities: [Identity; 2], limits: &DaemonLimits) -> Self {
         Self::made(identities, [0, 0], limits)
+    }
+
+    /// Two daemons of one machine, whose applications take direct connections.
+    pub(crate) fn with_direct_path(limits: &DaemonLimits) -> Self {
+        let identities = [identity(0, Some(ONE)), identity(1, Some(ONE))];
+        let mut pair = Self::with_limits(identities, limits);
+        pair.is_local = true;
+        for host in &mut pair.hosts {
+            host.daemon.enable_direct_path(Box::new(|| {
+                let (one, other) = UnixStream::pair().ok()?;
+                Some((one.into(), other.into()))
+            }));
+            host.application = Session::new("test").with_direct_path();
+        }
+        pair
     }
 
     /// Two hosts whose devices are on these fabrics. Devices on different fabrics cannot reach each other.
@@ -112,6 +135,7 @@ impl HostPair {
                 application: Session::new("test"),
                 peer: None,
                 coming: VecDeque::new(),
+                files: VecDeque::new(),
                 events: Vec::new(),
             }
         });
@@ -119,6 +143,8 @@ impl HostPair {
             hosts,
             connection: None,
             said: Vec::new(),
+            is_local: false,
+            loses_file: |_, _| false,
             lost: |_| false,
             delayed: |_| false,
             stopped: None,
@@ -182,7 +208,13 @@ impl HostPair {
             }
             if let (Some(peer), Some(message)) = (host.peer, host.coming.pop_front()) {
                 did = true;
-                host.daemon.peer_message(peer, &message);
+                match Message::carries_file(&message) {
+                    false => host.daemon.peer_message(peer, &message),
+                    true => {
+                        let file = host.files.pop_front().expect("its file");
+                        host.daemon.peer_file(peer, &message, file);
+                    }
+                }
             }
             while let Some(output) = self.hosts[own].daemon.output() {
                 did = true;
@@ -199,6 +231,9 @@ impl HostPair {
                 assert_eq!(to, address(other));
                 self.hosts[own].peer = Some(self.hosts[own].daemon.peer_up(Some(to)));
                 self.hosts[other].peer = Some(self.hosts[other].daemon.peer_up(None));
+                for host in self.hosts.iter_mut().filter(|_| self.is_local) {
+                    host.peer.map(|peer| host.daemon.peer_is_local(peer));
+                }
             }
             Output::ToPeer { message, .. } => {
                 let decoded = Message::decode(&message).expect("its own");
@@ -210,10 +245,30 @@ impl HostPair {
                     (false, false) => self.hosts[other].coming.push_back(message),
                 }
             }
-            // The stream belongs to a caller that is not the other host.
-            Output::FileToPeer { .. } | Output::FileToSession { .. } => {
-                unreachable!("there are no direct connections without sockets")
+            Output::FileToPeer { message, file, .. } => {
+                let decoded = Message::decode(&message).expect("its own");
+                let is_lost = (self.loses_file)(own, &decoded);
+                self.said.push((own, decoded));
+                let host = &mut self.hosts[other];
+                match (is_lost, host.peer) {
+                    (true, Some(peer)) => host.daemon.file_not_received(peer, &message),
+                    (true, None) => {}
+                    (false, _) => {
+                        host.coming.push_back(message);
+                        host.files.push_back(owned(file.as_fd()));
+                    }
+                }
             }
+            Output::FileToSession { packet, file, .. } => {
+                let segment = SharedSegment::attach(owned(file.as_fd()));
+                let view = segment.ok().map(|segment| Arc::new(segment).into());
+                let host = &mut self.hosts[own];
+                host.application.input(&packet, view).expect("a packet");
+                while let Some(event) = host.application.event() {
+                    host.events.push(event);
+                }
+            }
+            // The stream belongs to a caller that is not the other host.
             Output::HangUp(peer) if self.hosts[own].peer != Some(peer) => {}
             Output::HangUp(_) => {
                 self.hosts[own].peer = None;
@@ -284,6 +339,11 @@ impl HostPair {
         });
         answer.expect("it was answered")
     }
+}
+
+fn owned(file: Option<BorrowedFd<'_>>) -> OwnedFd {
+    let file = file.expect("a file");
+    file.try_clone_to_owned().expect("a descriptor")
 }
 
 pub(crate) fn view(device: &Arc<dyn Device>, slab: &Arc<dyn Buffer>) -> View {

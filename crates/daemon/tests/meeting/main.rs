@@ -3,6 +3,8 @@
 
 #[path = "connecting.rs"]
 mod connecting;
+#[path = "direct.rs"]
+mod direct;
 #[path = "host_pair.rs"]
 mod host_pair;
 #[path = "receive_pool.rs"]

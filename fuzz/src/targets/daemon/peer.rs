@@ -9,7 +9,7 @@ use headworks_client::socket_message::Refusal;
 use headworks_client::{Extent, Vqpn};
 use headworks_daemon::PeerId;
 use headworks_daemon::control::{
-    DirectOffer, DomainPair, Message, PairEnds, VERSION, VERSION_OLDEST,
+    DirectOffer, DomainPair, Message, PairEnds, PlaceId, TakenPlace, VERSION, VERSION_OLDEST,
 };
 use headworks_daemon::frame::{HEADER, Header, Kind, Remote};
 use headworks_daemon::qp_group::{self, QpRole};
@@ -377,16 +377,22 @@ impl RogueDaemon {
         };
         let direct = Some(DirectOffer {
             session: token.into(),
-            place: DirectPlace {
-                number: number.bits(),
-                block: extent,
-                ring: extent,
+            taken: TakenPlace {
+                place: DirectPlace {
+                    number: number.bits(),
+                    block: extent,
+                    ring: extent,
+                },
+                generation: 1,
             },
         });
         match input.byte() % 8 {
             1 => Message::DirectOver {
                 ends,
-                number: number.bits(),
+                place: PlaceId {
+                    number: number.bits(),
+                    generation: 1,
+                },
             },
             2 => Message::PairOver { ends },
             3 => Message::PairMemory { ends },

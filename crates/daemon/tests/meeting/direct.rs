@@ -1,0 +1,184 @@
+//! Direct connections: what each daemon keeps of them when files are lost or confirmations are late.
+
+use std::net::SocketAddr;
+
+use headworks_client::connection::{Connection, Received};
+use headworks_client::session::Event;
+use headworks_client::socket_message::Refusal;
+use headworks_daemon::control::{DirectOffer, Message, PlaceId};
+use headworks_daemon::limits::DaemonLimits;
+use headworks_verbs::Duration;
+
+use crate::host_pair::{HostPair, address, pass};
+
+/// Returns the offers of direct ends that a daemon has sent.
+fn offers(pair: &HostPair, host: usize) -> Vec<DirectOffer> {
+    let said = pair.said.iter().filter(|(own, _)| *own == host);
+    let offer = |(_, message): &(usize, Message)| match message {
+        Message::Accept { direct, .. } | Message::Confirm { direct, .. } => *direct,
+        _ => None,
+    };
+    said.filter_map(offer).collect()
+}
+
+/// Returns the places whose use a daemon has said to be over.
+fn overs(pair: &HostPair, host: usize) -> Vec<PlaceId> {
+    let said = pair.said.iter().filter(|(own, _)| *own == host);
+    let over = |(_, message): &(usize, Message)| match message {
+        Message::DirectOver { place, .. } => Some(*place),
+        _ => None,
+    };
+    said.filter_map(over).collect()
+}
+
+/// Bytes that the applications of a host have in use.
+fn in_use(pair: &HostPair, host: usize) -> u64 {
+    let counts = pair.hosts[host].daemon.object_counts();
+    counts.map(|(_, one)| one.in_use).sum()
+}
+
+/// Whether both ends are direct; checks that they agree.
+fn are_direct((near, far): &(Box<Connection>, Box<Connection>)) -> bool {
+    let is_direct = |one: &Connection| one.direct().is_some();
+    assert_eq!(is_direct(near), is_direct(far), "the ends disagree");
+    is_direct(near)
+}
+
+/// Connects, and takes the connection from the backlog.
+fn connected(pair: &mut HostPair) -> (Box<Connection>, Box<Connection>) {
+    assert_eq!(pair.connect(), Ok(()));
+    pair.hosts[1].application.took(1);
+    pair.settle();
+    pair.ends()
+}
+
+fn closed(pair: &mut HostPair, (near, far): (Box<Connection>, Box<Connection>)) {
+    pair.hosts[0].application.close(near.handle());
+    pair.hosts[1].application.close(far.handle());
+    pair.settle();
+}
+
+fn passes_bytes(pair: &mut HostPair, (near, far): &mut (Box<Connection>, Box<Connection>)) {
+    near.sending.send(b"across").expect("it sends");
+    pair.settle();
+    let mut buffer = [0; 16];
+    let (received, _) = far.receiving.recv(&mut buffer).expect("it receives");
+    assert_eq!(received, Received::Bytes(6));
+}
+
+#[test]
+fn applications_of_one_machine_are_connected_directly_and_leave_nothing() {
+    let mut pair = HostPair::with_direct_path(&DaemonLimits::default());
+    let mut before = [0; 2];
+    for round in 0..3 {
+        let mut ends = connected(&mut pair);
+        assert!(are_direct(&ends));
+        passes_bytes(&mut pair, &mut ends);
+        closed(&mut pair, ends);
+        let after = [0, 1].map(|host| in_use(&pair, host));
+        if round > 0 {
+            assert_eq!(after, before, "memory is left over");
+        }
+        before = after;
+    }
+}
+
+#[test]
+fn a_lost_file_of_the_connecting_side_leaves_no_end_direct() {
+    let mut pair = HostPair::with_direct_path(&DaemonLimits::default());
+    pair.loses_file =
+        |sender, message| sender == 0 && matches!(message, Message::PairMemory { .. });
+    // The connecting application gets no connection, or one that is reset.
+    let first = pair.connect();
+    if let Some(near) = pair.connection.take() {
+        assert!(near.status().reset.is_some(), "it would wait for ever");
+        pair.hosts[0].application.close(near.handle());
+        pair.settle();
+    } else {
+        assert_eq!(first, Err(Refusal::Unreachable));
+    }
+    let is_incoming = |event: &Event| matches!(event, Event::Incoming { .. });
+    assert!(!pair.hosts[1].events.iter().any(is_incoming));
+    // From now on connections of the pair go through the daemons.
+    let mut before = [0; 2];
+    for round in 0..3 {
+        let mut ends = connected(&mut pair);
+        assert!(!are_direct(&ends));
+        passes_bytes(&mut pair, &mut ends);
+        closed(&mut pair, ends);
+        let after = [0, 1].map(|host| in_use(&pair, host));
+        if round > 0 {
+            assert_eq!(after, before, "memory is left over");
+        }
+        before = after;
+    }
+    let accepts = offers(&pair, 1).len();
+    assert_eq!(accepts, 1, "the pair is not used any more");
+}
+
+#[test]
+fn a_lost_file_of_the_listening_side_keeps_no_place() {
+    let mut pair = HostPair::with_direct_path(&DaemonLimits::default());
+    pair.loses_file =
+        |sender, message| sender == 1 && matches!(message, Message::PairMemory { .. });
+    let mut before = [0; 2];
+    for round in 0..3 {
+        let mut ends = connected(&mut pair);
+        assert!(!are_direct(&ends));
+        passes_bytes(&mut pair, &mut ends);
+        closed(&mut pair, ends);
+        let after = [0, 1].map(|host| in_use(&pair, host));
+        if round > 0 {
+            assert_eq!(after, before, "memory is left over");
+        }
+        before = after;
+    }
+    // A connection that never was direct ends no use of a place.
+    assert_eq!((overs(&pair, 0), overs(&pair, 1)), (vec![], vec![]));
+}
+
+#[test]
+fn a_place_is_not_used_again_while_a_late_confirmation_may_be_on_its_way() {
+    let mut pair = HostPair::with_direct_path(&DaemonLimits::default());
+    let ends = connected(&mut pair);
+    closed(&mut pair, ends);
+    let before = [0, 1].map(|host| in_use(&pair, host));
+    pair.delayed = |message| matches!(message, Message::Confirm { .. });
+    let to = SocketAddr::new(address(1), 7);
+    pair.hosts[0].application.connect(to);
+    pair.settle();
+    pass(Duration::from_secs(11));
+    pair.settle();
+    // The listening daemon has given up the end. The other application may have the place nevertheless.
+    pair.hosts[0].application.connect(to);
+    pair.settle();
+    let places: Vec<u32> = offers(&pair, 1)
+        .iter()
+        .map(|one| one.taken.id().number)
+        .collect();
+    assert_eq!(places.len(), 3);
+    assert_ne!(
+        places[1], places[2],
+        "both applications would use the place"
+    );
+    pair.delayed = |_| false;
+    pair.deliver_delayed();
+    pair.settle();
+    let events = std::mem::take(&mut pair.hosts[0].events);
+    for event in events {
+        if let Event::Connected { connection, .. } = event {
+            pair.hosts[0].application.close(connection.handle());
+        }
+    }
+    for event in std::mem::take(&mut pair.hosts[1].events) {
+        if let Event::Incoming { connection, .. } = event {
+            pair.hosts[1].application.close(connection.handle());
+        }
+    }
+    pair.settle();
+    assert_eq!(
+        [0, 1].map(|host| in_use(&pair, host)),
+        before,
+        "memory is left over"
+    );
+}
