@@ -511,7 +511,8 @@ impl Daemon {
                     counts += part.object_counts();
                 }
             }
-            for memory in domain.memories.iter().map(MemoryObserver::counts) {
+            let alive = domain.memories.iter().filter(|one| one.is_alive());
+            for memory in alive.map(MemoryObserver::counts) {
                 let (in_use, allocated, overwritten) = memory;
                 counts += ObjectCounts {
                     sessions: 1,
