@@ -147,6 +147,8 @@ struct ClientSession {
     takes_direct: bool,
     /// Number of its latest pair.
     last_pair: u32,
+    /// Traffic of its pairs that are forgotten.
+    ended_pairs: Traffic,
 }
 
 /// A tenant's isolation domain.
@@ -470,7 +472,7 @@ impl Daemon {
         let clients = self.clients.iter().filter(|(_, one)| one.domain == id);
         let attached = clients.filter_map(|(session, client)| {
             let of = client.session.as_ref()?;
-            let mut traffic = Traffic::default();
+            let mut traffic = of.ended_pairs;
             let mut connections = 0;
             let mut pool_held = (0, 0);
             for (worker, number) in self.workers.iter().zip(&of.parts) {

@@ -16,6 +16,7 @@ use super::{
 };
 use crate::ids::{DomainPart, WorkerId};
 use crate::session_memory::{MemoryObserver, SessionMemory};
+use crate::snapshot::Traffic;
 
 /// Number of ports that the applications of a tenant may listen at together.
 const PORTS_EACH: usize = 8192;
@@ -120,6 +121,7 @@ impl Daemon {
                 parts: vec![None; self.workers.len()],
                 takes_direct: false,
                 last_pair: 0,
+                ended_pairs: Traffic::default(),
             });
         }
         let made = self.session_part(session, worker).and_then(|number| {

@@ -5,6 +5,7 @@
 //! their applications before the first connection of the pair. A daemon at which both sessions are attached talks to itself.
 
 use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
@@ -56,6 +57,11 @@ pub(super) struct Pairs {
     all: BTreeMap<PairKey, Pair>,
     /// Direct connections, by session and handle.
     pub(super) connections: BTreeMap<(SessionId, u32), DirectOf>,
+}
+
+/// The keys of a session's direct connections.
+fn handles_of(session: SessionId) -> RangeInclusive<(SessionId, u32)> {
+    (session, 0)..=(session, u32::MAX)
 }
 
 /// Makes the two ends of a socket pair; `None` if the system has none.
@@ -350,17 +356,19 @@ impl Daemon {
         self.forget_pair_if_over(key);
     }
 
-    /// Drops a pair whose other session has ended, once this one uses it no more.
+    /// Drops a pair whose other session has ended, once this one uses it no more. The session keeps what the pair has carried.
     fn forget_pair_if_over(&mut self, key: PairKey) {
-        let is_used = |of: &DirectOf| of.pair == key;
-        let is_over = self
-            .pairs
-            .all
-            .get(&key)
-            .is_some_and(|pair| pair.is_other_gone)
-            && !self.pairs.connections.values().any(is_used);
-        if is_over {
-            self.pairs.all.remove(&key);
+        let pair = self.pairs.all.get(&key);
+        let is_other_gone = pair.is_some_and(|pair| pair.is_other_gone);
+        let mut of_session = self.pairs.connections.range(handles_of(key.own));
+        if !is_other_gone || of_session.any(|(_, of)| of.pair == key) {
+            return;
+        }
+        if let Some(pair) = self.pairs.all.remove(&key)
+            && let Some(client) = self.clients.get_mut(&key.own)
+            && let Some(session) = &mut client.session
+        {
+            session.ended_pairs += pair.memory.traffic();
         }
     }
 
@@ -387,7 +395,13 @@ impl Daemon {
             }
         }
         let connections = &mut self.pairs.connections;
-        connections.retain(|(of, _), _| *of != session);
+        let of_session: Vec<_> = connections
+            .range(handles_of(session))
+            .map(|(key, _)| *key)
+            .collect();
+        for key in of_session {
+            connections.remove(&key);
+        }
     }
 
     /// Records that the stream to another daemon has ended: nothing more is heard of its sessions.

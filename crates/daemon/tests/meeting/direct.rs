@@ -182,3 +182,28 @@ fn a_place_is_not_used_again_while_a_late_confirmation_may_be_on_its_way() {
         "memory is left over"
     );
 }
+
+/// Bytes that the applications of a host have sent and received.
+fn carried(pair: &HostPair, host: usize) -> (u64, u64) {
+    let snapshot = pair.hosts[host].daemon.snapshot();
+    let of_domains = snapshot.domains.iter();
+    let traffic = of_domains.flat_map(|one| one.applications.iter().map(|one| one.traffic));
+    traffic.fold((0, 0), |all, one| (all.0 + one.sent, all.1 + one.received))
+}
+
+#[test]
+fn the_bytes_of_a_pair_count_after_the_other_application_has_ended() {
+    let mut pair = HostPair::with_direct_path(&DaemonLimits::default());
+    let mut ends = connected(&mut pair);
+    assert!(are_direct(&ends));
+    passes_bytes(&mut pair, &mut ends);
+    assert_eq!(carried(&pair, 0), (6, 0));
+    pair.hosts[1].application.close(ends.1.handle());
+    pair.settle();
+    let other = &mut pair.hosts[1];
+    other.daemon.session_gone(other.session);
+    pair.settle();
+    pair.hosts[0].application.close(ends.0.handle());
+    pair.settle();
+    assert_eq!(carried(&pair, 0), (6, 0));
+}
