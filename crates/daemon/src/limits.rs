@@ -101,14 +101,13 @@ pub struct DaemonLimits {
     pub applications_each: u32,
     /// Most connections of an application. Default 16,384.
     pub connections_each: u32,
-    /// Most bytes of shared memory of an application. Default 1,073,741,824.
+    /// Most bytes of shared memory of an application. Its direct connections use half of it at most. Default 1,073,741,824.
     pub memory_each: u64,
     /// Whether two applications of this machine exchange bytes [without their daemons](headworks_client::direct), where both
     /// can. Default yes.
     pub direct: bool,
     /// Bytes of address space in which an application sends directly to another one, a power of two. Only what is used takes
-    /// memory; the direct connections of an application use at most `memory_each`, beside its other memory. Default
-    /// 67,108,864.
+    /// memory, and counts in `memory_each`. Default 67,108,864.
     pub direct_bytes: u32,
     /// Most ports that an application may listen at. Default 1,024.
     pub listeners_each: u32,

@@ -3,7 +3,8 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Bytes that an application may have in slabs and use for its direct connections, all together, and those that it has. The
-/// memory of direct connections stays charged until both applications have left them.
+/// memory of direct connections stays charged until both applications have left them. Other applications decide when they leave,
+/// so direct connections take at most half of the limit. The rest remains for slabs.
 #[derive(Debug)]
 pub(crate) struct MemoryQuota {
     most: u64,
@@ -35,12 +36,19 @@ impl MemoryQuota {
         self.charged.fetch_sub(bytes, Ordering::Relaxed);
     }
 
-    /// Charges memory of direct connections; `false` if that would exceed the limit.
+    /// Charges memory of direct connections; `false` if that would exceed the limit, or half of it for direct connections alone.
     #[must_use]
     pub(crate) fn take_direct(&self, bytes: u64) -> bool {
+        let take = |used: u64| used.checked_add(bytes).filter(|used| *used <= self.most / 2);
+        let direct = self
+            .direct
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, take);
+        if direct.is_err() {
+            return false;
+        }
         let is_taken = self.take_slab(bytes);
-        if is_taken {
-            self.direct.fetch_add(bytes, Ordering::Relaxed);
+        if !is_taken {
+            self.direct.fetch_sub(bytes, Ordering::Relaxed);
         }
         is_taken
     }
@@ -76,5 +84,19 @@ mod tests {
         assert_eq!((quota.charged(), quota.direct()), (70, 10));
         assert!(quota.take_slab(30));
         assert!(!quota.take_direct(u64::MAX));
+    }
+
+    #[test]
+    fn direct_connections_leave_half_of_the_limit_for_slabs() {
+        let quota = MemoryQuota::new(100);
+        assert!(quota.take_direct(50));
+        assert!(!quota.take_direct(1));
+        assert_eq!((quota.charged(), quota.direct()), (50, 50));
+        assert!(quota.take_slab(50));
+        quota.give_direct(50);
+        // What the limit refuses is not charged.
+        assert!(quota.take_slab(20) && !quota.take_direct(40));
+        assert_eq!((quota.charged(), quota.direct()), (70, 0));
+        assert!(quota.take_direct(30));
     }
 }
