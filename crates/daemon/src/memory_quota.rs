@@ -39,7 +39,10 @@ impl MemoryQuota {
     /// Charges memory of direct connections; `false` if that would exceed the limit, or half of it for direct connections alone.
     #[must_use]
     pub(crate) fn take_direct(&self, bytes: u64) -> bool {
-        let take = |used: u64| used.checked_add(bytes).filter(|used| *used <= self.most / 2);
+        let take = |used: u64| {
+            used.checked_add(bytes)
+                .filter(|used| *used <= self.most / 2)
+        };
         let direct = self
             .direct
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, take);

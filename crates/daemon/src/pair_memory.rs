@@ -19,6 +19,9 @@ use crate::snapshot::Traffic;
 /// Length of a direct connection's first ring, in bytes.
 const FIRST_RING: u32 = 2048;
 
+/// Bytes by which a connection's statistics grow at most between two looks. The other application can write any number there.
+const GROWTH_MAX: u64 = 1 << 40;
+
 /// Memory of one direction of a pair.
 pub struct PairMemory {
     buffer: Arc<dyn Buffer>,
@@ -45,6 +48,8 @@ struct Allotment {
     block_extent: Extent,
     /// Rings that the application may use, by number. The last one is the latest.
     rings: VecDeque<(u64, Extent)>,
+    /// Bytes sent and received at the last look at the words that the applications write.
+    seen: (u64, u64),
     /// Whether this session's application has left the connection, and whether the other one has.
     has_left: bool,
     has_peer_left: bool,
@@ -137,6 +142,7 @@ impl PairMemory {
             block: prepared,
             block_extent: block,
             rings: VecDeque::from([(1, ring)]),
+            seen: (0, 0),
             has_left: false,
             has_peer_left: false,
         });
@@ -163,7 +169,7 @@ impl PairMemory {
         if !(one.has_left && one.has_peer_left) {
             return;
         }
-        let over = state.connections.remove(place.number as usize);
+        let mut over = state.connections.remove(place.number as usize);
         state.ended += over.traffic();
         let rings = over.rings.into_iter().map(|(_, ring)| ring);
         // Its view of the memory is dropped before the memory is given back.
@@ -207,9 +213,9 @@ impl PairMemory {
 
     /// Bytes that the session's direct connections have sent and received, so far.
     pub(crate) fn traffic(&self) -> Traffic {
-        let state = self.state();
+        let state = &mut *self.state();
         let mut all = state.ended;
-        for (_, one) in &state.connections {
+        for (_, one) in &mut state.connections {
             all += one.traffic();
         }
         all
@@ -233,9 +239,13 @@ impl Drop for PairMemory {
 }
 
 impl Allotment {
-    /// Bytes that the connection has carried. The applications may have written any numbers.
-    fn traffic(&self) -> Traffic {
+    /// Bytes that the connection has carried. The applications may have written any numbers, so a number never falls, and grows
+    /// by `GROWTH_MAX` at most. More than that is counted at later looks.
+    fn traffic(&mut self) -> Traffic {
+        let grown = |seen: u64, now: u64| now.clamp(seen, seen.saturating_add(GROWTH_MAX));
         let (sent, received) = self.block.direct_traffic();
+        self.seen = (grown(self.seen.0, sent), grown(self.seen.1, received));
+        let (sent, received) = self.seen;
         Traffic {
             sent,
             received,
@@ -273,5 +283,25 @@ mod tests {
         memory.leave(first.id());
         memory.peer_left(first.id());
         assert_ne!(memory.open().unwrap().place, next.place);
+    }
+
+    #[test]
+    fn falsified_statistics_never_fall_and_grow_within_bounds() {
+        use std::sync::atomic::Ordering::Relaxed;
+
+        let memory = memory();
+        let block = memory.open().unwrap().place.block.offset as usize;
+        let view = memory.slabs.slab(0).unwrap();
+        let (tail, received) = (block + 128, block + 32);
+        for word in [tail, received] {
+            let word = view.atomic_u64(word).unwrap();
+            let most = 1000 + GROWTH_MAX;
+            for (written, counted) in [(1000, 1000), (10, 1000), (u64::MAX, most), (0, most)] {
+                word.store(written, Relaxed);
+                let traffic = memory.traffic();
+                assert_eq!(traffic.sent.max(traffic.received), counted);
+            }
+            memory.state().connections[0].seen = (0, 0);
+        }
     }
 }
