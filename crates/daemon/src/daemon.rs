@@ -147,6 +147,8 @@ struct ClientSession {
     takes_direct: bool,
     /// Number of its latest pair.
     last_pair: u32,
+    /// Whether it was logged that it has as many pairs as it may.
+    is_pair_limit_logged: bool,
     /// Traffic of its pairs that are forgotten.
     ended_pairs: Traffic,
 }

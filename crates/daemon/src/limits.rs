@@ -109,6 +109,9 @@ pub struct DaemonLimits {
     /// Bytes of address space in which an application sends directly to another one, a power of two. Only what is used takes
     /// memory, and counts in `memory_each`. Default 67,108,864.
     pub direct_bytes: u32,
+    /// Most other applications with which an application has direct connections. Connections with more of them go through the
+    /// daemons. Default 256.
+    pub pairs_each: u32,
     /// Most ports that an application may listen at. Default 1,024.
     pub listeners_each: u32,
     /// Seconds without a sign of life after which another host's daemon that has to react to something counts as
@@ -194,6 +197,7 @@ impl Default for DaemonLimits {
             memory_each: 1 << 30,
             direct: true,
             direct_bytes: 64 << 20,
+            pairs_each: 256,
             listeners_each: 1024,
             peer_timeout: 10,
             poison: false,
@@ -369,7 +373,7 @@ impl DaemonLimits {
         }
     }
 
-    fn numbers(&self) -> [(&'static str, u64, AllowedRange); 33] {
+    fn numbers(&self) -> [(&'static str, u64, AllowedRange); 34] {
         use AllowedRange::{Between, Multiple, Power};
         let of = |key, value: u32, legal| (key, value.into(), legal);
         let frame = Between(FRAME_MIN.into(), FRAME_MAX.into());
@@ -423,6 +427,7 @@ impl DaemonLimits {
             ),
             ("memory_each", self.memory_each, Between(1 << 16, 1 << 42)),
             of("direct_bytes", self.direct_bytes, Power(1 << 16, 1 << 30)),
+            of("pairs_each", self.pairs_each, Between(1, 65_535)),
             of("listeners_each", self.listeners_each, Between(1, 65_535)),
             of("peer_timeout", self.peer_timeout, Between(0, 86_400)),
         ]

@@ -121,6 +121,7 @@ impl Daemon {
                 parts: vec![None; self.workers.len()],
                 takes_direct: false,
                 last_pair: 0,
+                is_pair_limit_logged: false,
                 ended_pairs: Traffic::default(),
             });
         }

@@ -59,6 +59,19 @@ pub(super) struct Pairs {
     pub(super) connections: BTreeMap<(SessionId, u32), DirectOf>,
 }
 
+impl Pairs {
+    /// The pairs of a session.
+    fn of(&self, session: SessionId) -> impl Iterator<Item = (&PairKey, &Pair)> {
+        let first = PairKey {
+            own: session,
+            peer: PeerId(0),
+            other: 0,
+        };
+        let from_first = self.all.range(first..);
+        from_first.take_while(move |(key, _)| key.own == session)
+    }
+}
+
 /// The keys of a session's direct connections.
 fn handles_of(session: SessionId) -> RangeInclusive<(SessionId, u32)> {
     (session, 0)..=(session, u32::MAX)
@@ -106,8 +119,19 @@ impl Daemon {
     }
 
     fn make_pair(&mut self, key: PairKey, is_listening: bool) -> Option<()> {
-        let bytes = self.config.direct_bytes;
+        let (bytes, most) = (self.config.direct_bytes, self.config.pairs_each);
+        let count = self.pairs.of(key.own).count();
         let session = self.clients.get_mut(&key.own)?.session.as_mut()?;
+        if count >= most as usize {
+            if !std::mem::replace(&mut session.is_pair_limit_logged, true) {
+                let name = &session.name;
+                tracing::warn!(
+                    "application {name:?} is connected directly with {most} others, and reaches more through the daemons: raise \
+                     pairs_each for more"
+                );
+            }
+            return None;
+        }
         let quota = session.memory.quota().clone();
         let memory = PairMemory::new(&*self.device, bytes, quota).ok()?;
         let number = session.last_pair + 1;
@@ -199,10 +223,15 @@ impl Daemon {
             peer,
             other: ends.from,
         };
-        // The connecting side hears of the pair by this message. The session may be gone.
-        if self.direct_session(key.own, peer).is_none()
-            || (!self.pairs.all.contains_key(&key) && self.make_pair(key, false).is_none())
-        {
+        // The connecting side hears of the pair by this message. The session may be gone, and has not told the end of this pair.
+        if self.direct_session(key.own, peer).is_none() {
+            let ends = PairEnds {
+                from: key.own.0,
+                to: key.other,
+            };
+            return self.say(peer, &Message::PairOver { ends });
+        }
+        if !self.pairs.all.contains_key(&key) && self.make_pair(key, false).is_none() {
             return;
         }
         if let Some(pair) = self.pairs.all.get_mut(&key) {
@@ -374,16 +403,7 @@ impl Daemon {
 
     /// Drops the pairs of a session that has ended, and tells the other daemons.
     pub(super) fn drop_pairs(&mut self, session: SessionId) {
-        let first = PairKey {
-            own: session,
-            peer: PeerId(0),
-            other: 0,
-        };
-        let of = self.pairs.all.range(first..);
-        let of: Vec<PairKey> = of
-            .map(|(key, _)| *key)
-            .take_while(|key| key.own == session)
-            .collect();
+        let of: Vec<PairKey> = self.pairs.of(session).map(|(key, _)| *key).collect();
         for key in of {
             self.pairs.all.remove(&key);
             let ends = PairEnds {
@@ -418,8 +438,6 @@ impl Daemon {
 
     /// The memories of a session's pairs.
     pub(super) fn pairs_of(&self, session: SessionId) -> impl Iterator<Item = &Arc<PairMemory>> {
-        let of = self.pairs.all.iter();
-        of.filter(move |(key, _)| key.own == session)
-            .map(|(_, pair)| &pair.memory)
+        self.pairs.of(session).map(|(_, pair)| &pair.memory)
     }
 }

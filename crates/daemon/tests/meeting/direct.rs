@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 
+use headworks_client::Session;
 use headworks_client::connection::{Connection, Received};
 use headworks_client::session::Event;
 use headworks_client::socket_message::Refusal;
@@ -206,4 +207,53 @@ fn the_bytes_of_a_pair_count_after_the_other_application_has_ended() {
     pair.hosts[0].application.close(ends.0.handle());
     pair.settle();
     assert_eq!(carried(&pair, 0), (6, 0));
+}
+
+#[test]
+fn connections_with_more_applications_than_the_limit_go_through_the_daemons() {
+    let limits = DaemonLimits {
+        pairs_each: 1,
+        ..DaemonLimits::default()
+    };
+    let mut pair = HostPair::with_direct_path(&limits);
+    let next = |pair: &mut HostPair| {
+        let host = &mut pair.hosts[1];
+        host.daemon.session_gone(host.session);
+        host.session = host.daemon.session_up(1000);
+        host.application = Session::new("next").with_direct_path();
+        pair.settle();
+    };
+    let first = connected(&mut pair);
+    assert!(are_direct(&first));
+    // The first host's application still has the pair, because it keeps its end open.
+    next(&mut pair);
+    let mut second = connected(&mut pair);
+    assert!(!are_direct(&second));
+    passes_bytes(&mut pair, &mut second);
+    closed(&mut pair, second);
+    pair.hosts[0].application.close(first.0.handle());
+    pair.settle();
+    next(&mut pair);
+    let third = connected(&mut pair);
+    assert!(are_direct(&third));
+}
+
+#[test]
+fn a_daemon_hears_that_the_other_application_of_a_new_pair_has_ended() {
+    let mut pair = HostPair::with_direct_path(&DaemonLimits::default());
+    pair.hosts[1].application.listen(7, 4);
+    pair.settle();
+    let to = SocketAddr::new(address(1), 7);
+    pair.hosts[0].application.connect(to);
+    let is_file = |message: &Vec<u8>| Message::carries_file(message);
+    while !pair.hosts[0].coming.iter().any(is_file) {
+        assert!(pair.step(), "the files of the pair come");
+    }
+    let host = &mut pair.hosts[0];
+    host.daemon.session_gone(host.session);
+    pair.settle();
+    let over = |(own, message): &(usize, Message)| {
+        *own == 0 && matches!(message, Message::PairOver { .. })
+    };
+    assert!(pair.said.iter().any(over));
 }
