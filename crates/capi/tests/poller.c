@@ -509,6 +509,14 @@ static void memory(void) {
   theirs[0] = 41;
   int rights = HW_RIGHT_READ | HW_RIGHT_ATOMIC;
   CHECK(hw_export(ends[1], theirs, rights, &export_id) == 0);
+  /* Bytes that were sent after the export arrive after it. */
+  CHECK(hw_send(ends[1], "exported", 8, 0) == 8);
+  while (got < 8) {
+    some = hw_recv(ends[0], bytes, 8 - got, 0);
+    CHECK(some > 0 || errno == EAGAIN);
+    got += some > 0 ? (size_t)some : 0;
+  }
+  got = 0;
   check_attach("HW_ONE");
   uint64_t *own = hw_alloc(64);
   CHECK(own != NULL);

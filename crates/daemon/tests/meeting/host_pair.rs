@@ -232,7 +232,9 @@ impl HostPair {
                 self.hosts[own].peer = Some(self.hosts[own].daemon.peer_up(Some(to)));
                 self.hosts[other].peer = Some(self.hosts[other].daemon.peer_up(None));
                 for host in self.hosts.iter_mut().filter(|_| self.is_local) {
-                    host.peer.map(|peer| host.daemon.peer_is_local(peer));
+                    if let Some(peer) = host.peer {
+                        host.daemon.peer_is_local(peer);
+                    }
                 }
             }
             Output::ToPeer { message, .. } => {
