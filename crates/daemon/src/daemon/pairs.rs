@@ -118,7 +118,21 @@ impl Daemon {
         }
     }
 
+    /// Whether this daemon makes the sockets of a pair. The two daemons agree on that also if applications of both connect to
+    /// each other at the same time: the lower address makes them, and at one daemon the lower session. A session with itself
+    /// is connected in one way only, so there the listening side can make them.
+    fn makes_socket(&self, key: PairKey, is_listening: bool) -> bool {
+        let peer = self.peers.get(&key.peer).and_then(|of| of.known);
+        let own = (Some(self.identity.address), key.own.0);
+        match own.cmp(&(peer.map(|(address, _)| address), key.other)) {
+            std::cmp::Ordering::Less => true,
+            std::cmp::Ordering::Greater => false,
+            std::cmp::Ordering::Equal => is_listening,
+        }
+    }
+
     fn make_pair(&mut self, key: PairKey, is_listening: bool) -> Option<()> {
+        let makes_socket = self.makes_socket(key, is_listening);
         let (bytes, most) = (self.config.direct_bytes, self.config.pairs_each);
         let count = self.pairs.of(key.own).count();
         let session = self.clients.get_mut(&key.own)?.session.as_mut()?;
@@ -153,7 +167,7 @@ impl Daemon {
             is_unusable: false,
         };
         let mut theirs = None;
-        if is_listening {
+        if makes_socket {
             let (own, other) = self.make_socket_pair.as_mut()?()?;
             pair.socket = Some(Arc::new(own));
             theirs = Some(Arc::new(other));

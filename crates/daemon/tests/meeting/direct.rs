@@ -257,3 +257,38 @@ fn a_daemon_hears_that_the_other_application_of_a_new_pair_has_ended() {
     };
     assert!(pair.said.iter().any(over));
 }
+
+/// Applications connect to each other at the same moment. Each daemon is on the listening side of one connection.
+#[test]
+fn crossing_connections_share_one_pair_of_sockets() {
+    let mut pair = HostPair::with_direct_path(&DaemonLimits::default());
+    // The daemons meet, and no pair is made: nobody listens at that port.
+    pair.hosts[0]
+        .application
+        .connect(SocketAddr::new(address(1), 9));
+    pair.settle();
+    for host in &mut pair.hosts {
+        host.events.clear();
+        host.application.listen(7, 4);
+    }
+    pair.settle();
+    pair.said.clear();
+    for (host, other) in [(0, 1), (1, 0)] {
+        let to = SocketAddr::new(address(other), 7);
+        pair.hosts[host].application.connect(to);
+    }
+    pair.settle();
+    for host in &pair.hosts {
+        let is_direct = |event: &Event| match event {
+            Event::Incoming { connection, .. } | Event::Connected { connection, .. } => {
+                connection.direct().is_some()
+            }
+            _ => false,
+        };
+        let direct = host.events.iter().filter(|event| is_direct(event)).count();
+        assert_eq!(direct, 2);
+    }
+    let is_socket = |message: &Message| matches!(message, Message::PairSocket { .. });
+    let sockets = pair.said.iter().filter(|(_, message)| is_socket(message));
+    assert_eq!(sockets.count(), 1);
+}
