@@ -88,7 +88,7 @@ pub const STEPS: &[Step] = &[
     Step {
         name: "smoke",
         about: "the program runs: devices, the demo of the README, two quick experiments",
-        budget: seconds(60),
+        budget: seconds(150),
         run: smoke,
     },
     Step {
