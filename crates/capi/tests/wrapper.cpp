@@ -329,23 +329,22 @@ void memory_is_lent_and_comes_back() {
   receiver.join();
   CHECK(ends.other.recv_zero_copy(1, HW_DONTWAIT, error).size == 0);
   CHECK(error == std::errc::operation_would_block);
-  // A loan that is destroyed frees the memory if the daemon gave it back, which
-  // it does soon after the bytes were received.
-  useconds_t soon = 1000;
-  for (bool is_freed = false; !is_freed; soon *= 2) {
-    CHECK(soon < 4000000);
-    memory = Memory(len);
-    void *const lent = memory.data();
-    std::memset(lent, 'l', len);
-    {
-      const Loan freed = ends.one.send_zero_copy(std::move(memory), len);
-      receive(ends.other, std::string(len, 'l'));
-      usleep(soon);
-    }
-    is_freed = hw_free(lent) == -1 && errno == EINVAL;
-    if (!is_freed)
-      CHECK(hw_reclaim(ends.one.fd(), lent, 0) == 0 && hw_free(lent) == 0);
+  // A loan that is destroyed frees the memory if the daemon gave it back. The
+  // daemon gives memory back in the order in which it was lent.
+  memory = Memory(len);
+  void *const lent = memory.data();
+  std::memset(lent, 'l', len);
+  Memory next(len);
+  std::memset(next.data(), 'l', len);
+  {
+    const Loan freed = ends.one.send_zero_copy(std::move(memory), len);
+    Loan later = ends.one.send_zero_copy(std::move(next), len);
+    std::thread both(
+        [&] { receive(ends.other, std::string(2 * len, 'l')); });
+    next = later.reclaim();
+    both.join();
   }
+  CHECK(hw_free(lent) == -1 && errno == EINVAL);
 }
 
 } // namespace

@@ -97,7 +97,7 @@ mod tests {
         assert_eq!((quota.charged(), quota.direct()), (50, 50));
         assert!(quota.take_slab(50));
         quota.give_direct(50);
-        // What the limit refuses is not charged.
+        // The quota charges nothing for a request that it refuses.
         assert!(quota.take_slab(20) && !quota.take_direct(40));
         assert_eq!((quota.charged(), quota.direct()), (70, 0));
         assert!(quota.take_direct(30));

@@ -76,7 +76,7 @@ fn give_pair(session: &mut Session, pair: u32, lacks: Option<bool>) -> [Slabs; 2
     })
 }
 
-/// What the session does with a connection that it cannot make: it takes and aborts it, and goes on.
+/// Announces a connection that the session cannot make. Checks that the session takes and aborts the connection.
 fn refuses(session: &mut Session, pair: u32) {
     session.input(&incoming(pair).encode(), None).unwrap();
     assert!(session.event().is_none());

@@ -27,13 +27,13 @@ use super::{ServiceError, system};
 struct Watched {
     /// The connection as the daemon announced it.
     known: ConnectionShared,
-    /// What its calls tell the thread.
+    /// State that the connection's calls share with the thread.
     state: Arc<PollState>,
     /// The thread's end of the pair of sockets.
     socket: OwnedFd,
 }
 
-/// What a session knows of its thread.
+/// A session's thread for descriptors, and the connections that wait for it.
 #[derive(Default)]
 pub(super) struct DescriptorThread(Mutex<ThreadState>);
 

@@ -52,7 +52,7 @@ pub(super) struct SharedSession {
     is_hung_up: AtomicBool,
     /// The thread that makes the descriptors of direct connections ready.
     pub(super) descriptor_thread: DescriptorThread,
-    /// Which of the session's pollers has which stream.
+    /// Table of the session's streams, with the poller that each is in.
     pub(super) poller_table: PollerTable,
     /// A duplicate of the descriptor of `pairs`, to sleep on without the lock.
     pairs_fd: OwnedFd,

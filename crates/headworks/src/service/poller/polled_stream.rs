@@ -172,7 +172,7 @@ mod tests {
             block.write(192, &wrong.to_le_bytes()).expect("its head");
             assert_eq!(settle(&mut polled), None);
         }
-        // What arrives is reported, and a look at it is no sign that there is nothing.
+        // The poller reports bytes that arrive. A call that receives them does not mark the stream as empty.
         near.connection.sending.send(b"more").expect("sends");
         assert!(settle(&mut polled).is_some_and(|event| event.is_readable));
         assert!(settle(&mut polled).is_some_and(|event| event.is_readable));

@@ -1,4 +1,4 @@
-//! Which poller of a session has which stream.
+//! Table of a session's streams, with the poller that each is in.
 //!
 //! A wake set names streams of the whole session, and every poller of the session drains it. A poller that takes out the
 //! number of a stream that another poller has passes the number on. The table tells to which poller.

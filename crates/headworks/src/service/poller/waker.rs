@@ -146,7 +146,7 @@ mod tests {
         for order in 0..3u32.pow(STEPS) {
             let waker = PollerWaker::new().expect("an eventfd");
             let mut steps = [0; 3];
-            // Of each thread: whether it goes on to write. Of the poller: whether it goes on to clear the flag.
+            // Each thread's flag tells whether the thread writes next; the poller's tells whether the poller clears the flag next.
             let mut goes_on = [false; 3];
             let rest = [0, 0, 1, 1, 2, 2, 2, 2];
             let order_now = (0..STEPS).map(|place| (order / 3u32.pow(place) % 3) as usize);
