@@ -220,7 +220,8 @@ impl<'w> CaseContext<'w> {
     ) -> Verdict {
         self.deviations.begin_section(name);
         let verdict = run(self);
-        self.deviations.end_section(verdict)
+        let judged = self.deviations.end_section(verdict);
+        judged.map_err(|seen| format!("{name}: {seen}"))
     }
 
     /// Ends the case and returns its verdict, adjusted for known deviations.

@@ -212,7 +212,9 @@ fn fenced_behind_an_atomic(cx: &mut CaseContext<'_>, kind: OpKind) -> Verdict {
         ];
         cx.post_chain(a, chain)
             .map_err(crate::case_context::error_line)?;
-        cx.expect_sent(a, 2, Status::Success)?;
+        cx.named_wait("behind an atomic", |cx| {
+            cx.expect_sent(a, 2, Status::Success)
+        })?;
         let (seen, expected) = match kind {
             OpKind::Read => (cx.read_u64(a, 0)?, round + 1),
             OpKind::CmpSwap => (cx.read_u64(a, 0)?, OTHER),
