@@ -2,6 +2,7 @@
 //! one session has with another session of this machine. Both applications map it. The daemon of the sender allocates it.
 
 use std::collections::VecDeque;
+use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use headworks_client::direct::{self, DirectPlace, HEADER_BYTES, PAIR_CONNECTIONS, RING_MAX};
@@ -19,6 +20,9 @@ use crate::snapshot::Traffic;
 /// Length of a direct connection's first ring, in bytes.
 const FIRST_RING: u32 = 2048;
 
+/// Pages are allocated in steps of this many bytes.
+const RESERVED_STEP: u32 = 64 << 10;
+
 /// Bytes by which a connection's statistics grow at most between two looks. The other application can write any number there.
 const GROWTH_MAX: u64 = 1 << 40;
 
@@ -33,6 +37,8 @@ pub struct PairMemory {
 #[derive(Default)]
 struct State {
     pool: ExtentAllocator,
+    /// Whether the pages of each [`RESERVED_STEP`] bytes are allocated.
+    reserved: Vec<bool>,
     connections: Slab<Allotment>,
     /// Generation of the place that was taken last.
     generation: u32,
@@ -80,9 +86,12 @@ impl PairMemory {
         added.map_err(|_| Refusal::Memory)?;
         let mut state = State::default();
         state.pool.add(0, bytes.trailing_zeros());
+        state.reserved = vec![false; bytes.div_ceil(RESERVED_STEP) as usize];
         // The header lies at the beginning: the first extent of an empty allocator.
         let header = state.pool.take(log_of(HEADER_BYTES));
         debug_assert_eq!(header.map(|header| header.offset), Some(0));
+        let reserved = header.map(|header| state.reserve(&buffer, &header));
+        reserved.transpose().map_err(|_| Refusal::Memory)?;
         Ok(Arc::new(Self {
             buffer,
             slabs,
@@ -104,11 +113,18 @@ impl PairMemory {
         if !self.quota.take_direct(bytes.into()) {
             return None;
         }
-        let taken = state.pool.take(log_of(bytes));
-        if taken.is_none() {
+        let Some(extent) = state.pool.take(log_of(bytes)) else {
             self.quota.give_direct(bytes.into());
+            return None;
+        };
+        if let Err(error) = state.reserve(&self.buffer, &extent) {
+            tracing::warn!(
+                "no memory for a direct connection, which goes through the daemons: {error}"
+            );
+            self.give(state, extent);
+            return None;
         }
-        taken
+        Some(extent)
     }
 
     fn give(&self, state: &mut State, extent: Extent) {
@@ -223,6 +239,24 @@ impl PairMemory {
 }
 
 impl State {
+    /// Allocates the pages of an extent, so that touching them cannot fail if no memory is left.
+    fn reserve(&mut self, buffer: &Arc<dyn Buffer>, extent: &Extent) -> io::Result<()> {
+        // Memory without a file is never handed to an application.
+        let Some(file) = buffer.file() else {
+            return Ok(());
+        };
+        let step = u64::from(RESERVED_STEP);
+        let first = extent.offset / step;
+        let end = (extent.offset + u64::from(extent.len)).div_ceil(step);
+        let steps = &mut self.reserved[first as usize..end as usize];
+        if steps.iter().any(|is_reserved| !is_reserved) {
+            let end = (end * step).min(buffer.len() as u64);
+            headworks_shm::reserve(file, first * step, end - first * step)?;
+            steps.fill(true);
+        }
+        Ok(())
+    }
+
     /// The connection that has this use of a place, if it still exists.
     fn allotment(&mut self, place: PlaceId) -> Option<&mut Allotment> {
         let one = self.connections.get_mut(place.number as usize);
@@ -303,5 +337,15 @@ mod tests {
             }
             memory.state().connections[0].seen = (0, 0);
         }
+    }
+
+    #[test]
+    fn memory_of_connections_is_allocated_before_anybody_touches_it() {
+        let memory = memory();
+        let file = memory.buffer().file().unwrap();
+        let allocated = || rustix::fs::fstat(file).unwrap().st_blocks as u64 * 512;
+        let before = allocated();
+        let ring = memory.take(&mut memory.state(), RING_MAX).unwrap();
+        assert!(allocated() >= before + u64::from(ring.len));
     }
 }

@@ -1,7 +1,8 @@
 //! Shared memory segments: memory files (memfd) with a header, sealed so that they cannot change size.
 //!
 //! A segment is one page-sized [header](LAYOUT_VERSION) and the payload after it. It is allocated in full
-//! when made, so that touching it later cannot fail (SIGBUS). It is sealed against shrinking and growing,
+//! when made, so that touching it later cannot fail (SIGBUS). The exception is [`HugePages::OnDemand`]: call
+//! [`reserve`] before a part of such a segment is touched. A segment is sealed against shrinking and growing,
 //! so that no process that holds it can make another's access fail. Segments have no names: another process
 //! gets the descriptor over a Unix socket.
 //!
@@ -53,7 +54,8 @@ pub enum HugePages {
     No,
     /// Reserved 2 MiB pages if enough are free, else ordinary pages that the kernel may merge.
     Prefer,
-    /// Ordinary pages, each of which gets memory when it is first used. Segments of the other kinds get all memory at once.
+    /// Ordinary pages, each of which gets memory when it is first used or [reserved](reserve). The first use raises SIGBUS if no
+    /// memory is left. Segments of the other kinds get all memory at once.
     OnDemand,
 }
 
@@ -112,7 +114,7 @@ impl SegmentError {
     }
 }
 
-/// A sealed, fully allocated memory file, mapped into this process.
+/// A sealed memory file, allocated as [`HugePages`] says, mapped into this process.
 #[derive(Debug)]
 pub struct SharedSegment {
     fd: OwnedFd,
@@ -130,7 +132,7 @@ unsafe impl Send for SharedSegment {}
 unsafe impl Sync for SharedSegment {}
 
 impl SharedSegment {
-    /// Makes a segment, fully allocated and zero.
+    /// Makes a segment of zeros, allocated as [`SegmentRequest::huge_pages`] says.
     pub fn create(request: &SegmentRequest<'_>) -> Result<Self, SegmentError> {
         create::create(request)
     }
@@ -226,6 +228,18 @@ impl Drop for SharedSegment {
         // SAFETY: `map` made the mapping with this length, and nothing uses it after its owner.
         let _ = unsafe { munmap(self.base.cast(), self.mapped) };
     }
+}
+
+/// Allocates the pages of a range of a segment's payload, so that touching them cannot fail. Use it for segments with
+/// [`HugePages::OnDemand`]. `fd` is the file of the segment.
+///
+/// # Errors
+///
+/// Whatever the operating system reports: no memory is left, or the range is not part of the segment.
+pub fn reserve(fd: BorrowedFd<'_>, offset: u64, len: u64) -> io::Result<()> {
+    let at = offset.checked_add(HEADER_BYTES as u64);
+    let at = at.ok_or(io::ErrorKind::InvalidInput)?;
+    Ok(create::allocate(fd, at, len)?)
 }
 
 fn map(fd: &OwnedFd, mapped: usize, protection: ProtFlags) -> Result<*mut u8, SegmentError> {

@@ -1,6 +1,6 @@
 //! Making a segment. The steps, in this order: size, place, allocate, write the header, seal.
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr;
 
 use rustix::fs::{
@@ -73,7 +73,7 @@ fn build(
         let _ = unsafe { madvise(base.base.cast(), bytes, Advice::LinuxPopulateWrite) };
     }
     if request.huge_pages != HugePages::OnDemand {
-        allocate(&fd, bytes).map_err(explain("fallocate"))?;
+        allocate(fd.as_fd(), 0, bytes as u64).map_err(explain("fallocate"))?;
     }
     label(&fd, base.base, &Header::new(request.len, pages), pages)?;
     let mut seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
@@ -126,10 +126,10 @@ fn memory_file(name: &str, pages: PageKind) -> Result<OwnedFd, SegmentError> {
     .map_err(SegmentError::os("memfd_create"))
 }
 
-/// Allocates every page now. Continues when a signal interrupts it.
-fn allocate(fd: &OwnedFd, bytes: usize) -> Result<(), Errno> {
+/// Allocates every page of a range now. Continues when a signal interrupts it.
+pub(super) fn allocate(fd: BorrowedFd<'_>, offset: u64, bytes: u64) -> Result<(), Errno> {
     loop {
-        match fallocate(fd, FallocateFlags::empty(), 0, bytes as u64) {
+        match fallocate(fd, FallocateFlags::empty(), offset, bytes) {
             Err(Errno::INTR) => {}
             done => return done,
         }

@@ -287,3 +287,22 @@ fn nobody_else_writes_to_a_sealed_segment() {
         10_000
     );
 }
+
+#[test]
+fn a_range_of_a_segment_on_demand_is_reserved() {
+    let request = SegmentRequest {
+        huge_pages: HugePages::OnDemand,
+        ..request(1 << 20)
+    };
+    let segment = SharedSegment::create(&request).expect("create");
+    let allocated = || fstat(segment.fd()).expect("a file").st_blocks * 512;
+    let before = allocated();
+    reserve(segment.fd(), 8192, 3 * 4096).expect("there is memory");
+    assert!(allocated() >= before + 3 * 4096);
+    reserve(segment.fd(), (1 << 20) - 4096, 4096).expect("the last page of the payload");
+    assert!(
+        reserve(segment.fd(), 1 << 20, 4096).is_err(),
+        "behind the payload"
+    );
+    assert!(reserve(segment.fd(), u64::MAX, 1).is_err());
+}
