@@ -276,12 +276,18 @@ fn of_group<'s>(text: &mut MetricsText, snapshot: &'s Snapshot, process: &Proces
 }
 
 fn of_applications<'s>(text: &mut MetricsText, snapshot: &'s Snapshot, process: &ProcessMetrics) {
-    let columns: [Column<ApplicationSnapshot>; 12] = [
+    let columns: [Column<ApplicationSnapshot>; 14] = [
         (
             "application_connections",
             GAUGE,
             "Ends of connections that an application has.",
             |of| of.connections as f64,
+        ),
+        (
+            "application_direct_connections",
+            GAUGE,
+            "Ends of connections of an application that do not go through the daemons.",
+            |of| of.direct as f64,
         ),
         (
             "application_listeners",
@@ -294,6 +300,12 @@ fn of_applications<'s>(text: &mut MetricsText, snapshot: &'s Snapshot, process: 
             COUNTER,
             "Connections that an application made or accepted.",
             |of| of.traffic.opened as f64,
+        ),
+        (
+            "application_opened_direct_connections_total",
+            COUNTER,
+            "Connections that an application made or accepted and that do not go through the daemons.",
+            |of| of.traffic.direct as f64,
         ),
         (
             "application_reset_connections_total",
@@ -560,9 +572,11 @@ mod tests {
                     name: name.to_owned(),
                     pid: Some(77),
                     connections: 5,
+                    direct: 4,
                     listeners: 1,
                     traffic: Traffic {
                         sent,
+                        direct: 6,
                         ..Traffic::default()
                     },
                     pool_held: (8192, 4096),
@@ -615,6 +629,8 @@ mod tests {
             "headworks_cache_part{cache_group=\"headworks\",l3=\"ff0\"} 1",
             "headworks_queue_pairs{user=\"1000\",socket=\"/run/b.sock\"} 2",
             "headworks_qp_group_credit{user=\"1000\",socket=\"/run/b.sock\",host=\"127.0.0.2\",peer_domain=\"7\"} 8",
+            "headworks_application_direct_connections{user=\"1000\",socket=\"/run/b.sock\",pid=\"77\",session=\"4\",name=\"a\\\"b\"} 4",
+            "headworks_application_opened_direct_connections_total{user=\"1000\",socket=\"/run/b.sock\",pid=\"77\",session=\"4\",name=\"a\\\"b\"} 6",
             "headworks_application_sent_bytes_total{user=\"1000\",socket=\"/run/b.sock\",pid=\"77\",session=\"4\",name=\"a\\\"b\"} 5",
         ] {
             assert!(text.lines().any(|own| own == line), "{line} in\n{text}");

@@ -44,6 +44,8 @@ struct State {
     generation: u32,
     /// Bytes of connections that have ended.
     ended: Traffic,
+    /// Whether it was logged that another connection found no room.
+    is_lack_logged: bool,
 }
 
 /// Memory of one connection.
@@ -132,9 +134,22 @@ impl PairMemory {
         self.quota.give_direct(extent.len.into());
     }
 
-    /// Makes room for another connection. `None`: there is none, and the connection goes through the daemons.
-    pub(crate) fn open(&self) -> Option<TakenPlace> {
+    /// Makes room for another connection. `None`: there is none, and the connection goes through the daemons. The first time,
+    /// that is logged with the name of the application, `name`.
+    pub(crate) fn open(&self, name: &str) -> Option<TakenPlace> {
         let state = &mut *self.state();
+        let opened = self.open_in(state);
+        if opened.is_none() && !std::mem::replace(&mut state.is_lack_logged, true) {
+            let (count, bytes) = (state.connections.len(), self.quota.direct());
+            tracing::warn!(
+                "more connections of application {name:?} to the same other one go through the daemons: it has {count} direct \
+                 ones of at most {PAIR_CONNECTIONS}, and its direct connections take {bytes} bytes, at most half of memory_each"
+            );
+        }
+        opened
+    }
+
+    fn open_in(&self, state: &mut State) -> Option<TakenPlace> {
         if state.connections.len() >= PAIR_CONNECTIONS as usize {
             return None;
         }
@@ -307,16 +322,20 @@ mod tests {
     #[test]
     fn an_earlier_use_of_a_place_does_not_free_the_next_one() {
         let memory = memory();
-        let first = memory.open().unwrap();
+        let first = memory.open("test").unwrap();
         memory.leave(first.id());
-        assert_ne!(memory.open().unwrap().place, first.place, "it is in use");
+        assert_ne!(
+            memory.open("test").unwrap().place,
+            first.place,
+            "it is in use"
+        );
         memory.peer_left(first.id());
-        let next = memory.open().unwrap();
+        let next = memory.open("test").unwrap();
         assert_eq!(next.place, first.place);
         assert_ne!(next.id(), first.id());
         memory.leave(first.id());
         memory.peer_left(first.id());
-        assert_ne!(memory.open().unwrap().place, next.place);
+        assert_ne!(memory.open("test").unwrap().place, next.place);
     }
 
     #[test]
@@ -324,7 +343,7 @@ mod tests {
         use std::sync::atomic::Ordering::Relaxed;
 
         let memory = memory();
-        let block = memory.open().unwrap().place.block.offset as usize;
+        let block = memory.open("test").unwrap().place.block.offset as usize;
         let view = memory.slabs.slab(0).unwrap();
         let (tail, received) = (block + 128, block + 32);
         for word in [tail, received] {

@@ -151,6 +151,8 @@ pub struct ApplicationSnapshot {
     pub pid: Option<u32>,
     /// Number of ends of connections that it has.
     pub connections: usize,
+    /// How many of those are [direct](headworks_client::direct).
+    pub direct: usize,
     /// Number of ports that it listens at.
     pub listeners: usize,
     /// Totals of its traffic.
@@ -168,7 +170,9 @@ pub struct ApplicationSnapshot {
 pub struct Traffic {
     /// Number of connections opened: made or accepted.
     pub opened: u64,
-    /// How many of those were reset, by either end or a failure.
+    /// How many of those were [direct](headworks_client::direct).
+    pub direct: u64,
+    /// How many of the opened ones were reset, by either end or a failure.
     pub reset: u64,
     /// Bytes of streams sent: handed to a queue pair, or announced.
     pub sent: u64,
@@ -223,6 +227,7 @@ impl std::ops::AddAssign for ObjectCounts {
 impl std::ops::AddAssign for Traffic {
     fn add_assign(&mut self, other: Self) {
         self.opened += other.opened;
+        self.direct += other.direct;
         self.reset += other.reset;
         // Applications write the counters of direct connections, and may write any numbers.
         self.sent = self.sent.saturating_add(other.sent);

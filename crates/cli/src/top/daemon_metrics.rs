@@ -362,10 +362,11 @@ impl MetricsSnapshot {
         own.sort_by(|(_, one), (_, other)| traffic_of(other).total_cmp(&traffic_of(one)));
         let _ = writeln!(
             text,
-            "  {:>8} {:24} {:>11} {:>6} {:>9} {:>6} {:>14} {:>14} {:>10} {:>10}",
+            "  {:>8} {:24} {:>11} {:>6} {:>6} {:>9} {:>6} {:>14} {:>14} {:>10} {:>10}",
             "PID",
             "NAME",
             "CONNECTIONS",
+            "DIRECT",
             "PORTS",
             "OPENED",
             "RESET",
@@ -378,10 +379,11 @@ impl MetricsSnapshot {
             let rate = |name| rate(row, labels, name, earlier, |look| &look.applications);
             let _ = writeln!(
                 text,
-                "  {:>8} {:24} {:>11} {:>6} {:>9} {:>6} {:>14} {:>14} {:>10} {:>10}",
+                "  {:>8} {:24} {:>11} {:>6} {:>6} {:>9} {:>6} {:>14} {:>14} {:>10} {:>10}",
                 row.label("pid"),
                 row.label("name"),
                 row.number("connections"),
+                row.number("direct_connections"),
                 row.number("listeners"),
                 row.number("opened_connections_total"),
                 row.number("reset_connections_total"),
@@ -501,7 +503,9 @@ mod tests {
         assert_eq!(words(&other, "127.0.0.2")[2], "-");
         assert_eq!(
             words(SAID, "9 kv"),
-            ["9", "kv", "-", "-", "-", "-", "2.0", "KiB", "-", "-", "-"]
+            [
+                "9", "kv", "-", "-", "-", "-", "-", "2.0", "KiB", "-", "-", "-"
+            ]
         );
         let text =
             drawn("headworks_info{address=\"127.0.0.1\"} 1\nheadworks_peers{user=\"7\"} 1\n");

@@ -307,6 +307,12 @@ fn daemon_activity_is_visible_in_its_metrics(path: DataPath) {
     let own = format!("pid=\"{}\"", std::process::id());
     let of_application = |what: &str| value(&text, &format!("headworks_application_{what}"), &own);
     assert_eq!(of_application("connections{"), 50.0);
+    let direct = match path {
+        DataPath::Direct => 50.0,
+        DataPath::Daemons => 0.0,
+    };
+    assert_eq!(of_application("direct_connections{"), direct);
+    assert_eq!(of_application("opened_direct_connections_total"), direct);
     assert_eq!(of_application("sent_bytes_total"), 150_000.0);
     assert_eq!(of_application("received_bytes_total"), 150_000.0);
     assert_eq!(of_application("opened_connections_total"), 50.0);
@@ -342,6 +348,12 @@ fn daemon_activity_is_visible_in_its_metrics(path: DataPath) {
     ] {
         assert!(said.contains(what), "no {what:?} in\n{said}");
     }
+    // Columns: process, name, connections, direct ones.
+    let pid = std::process::id().to_string();
+    let lines = said.lines().map(|line| line.split_whitespace().collect());
+    let mut rows = lines.filter(|words: &Vec<&str>| words.first() == Some(&&*pid));
+    let row = rows.next().expect("a line of the application");
+    assert_eq!(row[2..4], ["50", &direct.to_string()], "{said}");
     drop((streams, client, server));
     daemons.end();
 }

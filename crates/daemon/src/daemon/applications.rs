@@ -122,7 +122,7 @@ impl Daemon {
                 takes_direct: false,
                 last_pair: 0,
                 is_pair_limit_logged: false,
-                ended_pairs: Traffic::default(),
+                direct_totals: Traffic::default(),
             });
         }
         let made = self.session_part(session, worker).and_then(|number| {

@@ -70,6 +70,11 @@ impl Pairs {
         let from_first = self.all.range(first..);
         from_first.take_while(move |(key, _)| key.own == session)
     }
+
+    /// Number of a session's direct connections.
+    pub(super) fn connections_of(&self, session: SessionId) -> usize {
+        self.connections.range(handles_of(session)).count()
+    }
 }
 
 /// The keys of a session's direct connections.
@@ -112,9 +117,10 @@ impl Daemon {
             self.make_pair(key, is_listening)?;
         }
         let pair = self.pairs.all.get(&key)?;
+        let session = self.clients.get(&key.own)?.session.as_ref()?;
         match pair.is_unusable {
             true => None,
-            false => pair.memory.open(),
+            false => pair.memory.open(&session.name),
         }
     }
 
@@ -319,6 +325,10 @@ impl Daemon {
     ) {
         let of = DirectOf { pair, own, theirs };
         self.pairs.connections.insert((pair.own, handle), of);
+        let client = self.clients.get_mut(&pair.own);
+        if let Some(session) = client.and_then(|client| client.session.as_mut()) {
+            session.direct_totals.direct += 1;
+        }
     }
 
     /// Gives back the room of a connection that neither application was told of.
@@ -411,7 +421,7 @@ impl Daemon {
             && let Some(client) = self.clients.get_mut(&key.own)
             && let Some(session) = &mut client.session
         {
-            session.ended_pairs += pair.memory.traffic();
+            session.direct_totals += pair.memory.traffic();
         }
     }
 

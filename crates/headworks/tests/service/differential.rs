@@ -63,10 +63,12 @@ impl Way {
         }
     }
 
-    /// Connects, and sends `early` bytes before the connection is accepted.
+    /// Connects, and sends `early` bytes before the connection is accepted. The streams and the daemon must say the same way of
+    /// the connection.
     fn connect(&self, is_one_session: bool, early: &[u8]) -> (Stream, Stream) {
         let from = &self.services[usize::from(is_one_session)];
         let at = self.listener.local_addr().expect("an address");
+        let before = self.opened();
         let mut near = from.connect(at).expect("connects");
         near.send_all(early).expect("there is room for a little");
         let far = self.listener.accept_timeout(LIMIT).expect("accepts");
@@ -75,6 +77,9 @@ impl Way {
             (self.is_direct, self.is_direct),
             "the way of the connection"
         );
+        let (opened, direct) = self.opened();
+        let now_direct = if self.is_direct { 2 } else { 0 };
+        assert_eq!((opened - before.0, direct - before.1), (2, now_direct));
         (near, far)
     }
 
@@ -85,6 +90,15 @@ impl Way {
         let near: Box<dyn End> = Box::new(ServiceEnd::new(from, near));
         let far = Box::new(ServiceEnd::new(&self.services[1], far));
         Player::new([near, far], &early).play(&program.steps)
+    }
+
+    /// Ends of connections that were opened, and those of them that are direct, as `headworks top` shows them.
+    fn opened(&self) -> (u64, u64) {
+        let total = |of| {
+            let name = format!("headworks_application_opened_{of}_total");
+            self.daemon.metric(&name)
+        };
+        (total("connections"), total("direct_connections"))
     }
 
     /// Number of frames that the daemon has sent, and of pieces that were announced.
