@@ -46,25 +46,24 @@ impl Connection {
         let (direct_sender, direct_receiver) = direct.unzip();
         let egress = EgressWriter::new(&slabs, block)?;
         let ingress = IngressReader::new(&slabs, block)?;
-        let known = ConnectionShared {
+        let known = Arc::new(ConnectionShared {
             handle: end.handle,
             local: end.local,
             peer: end.peer,
-            slabs,
             doorbell,
             block: block.clone(),
-            direct: direct_receiver
-                .as_ref()
-                .map(|one| Arc::new(one.shared.clone())),
-        };
+            direct: direct_receiver.as_ref().map(|one| one.shared.clone()),
+        });
         Ok(Self {
             sending: SendHalf {
                 known: known.clone(),
+                slabs: slabs.clone(),
                 egress,
                 direct: direct_sender.map(Box::new),
             },
             receiving: ReceiveHalf {
                 known,
+                slabs,
                 ingress,
                 direct: direct_receiver.map(Box::new),
             },
@@ -87,12 +86,11 @@ impl Deref for Connection {
 }
 
 /// State that both directions share.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct ConnectionShared {
     handle: u32,
     local: SocketAddr,
     peer: SocketAddr,
-    slabs: Slabs,
     doorbell: Doorbell,
     block: ControlBlock,
     direct: Option<Arc<DirectShared>>,
@@ -162,11 +160,6 @@ impl ConnectionShared {
         room
     }
 
-    /// The slabs that this direction can access.
-    pub fn slabs(&self) -> &Slabs {
-        &self.slabs
-    }
-
     /// The connections of its session, by handle, that have news for a poller. `None` if the daemon does not speak
     /// [version 6](crate::socket_message::VERSION).
     pub fn ready(&self) -> Option<&WakeSet> {
@@ -204,7 +197,7 @@ impl ConnectionShared {
 #[must_use = "the memory stays in use until it is released"]
 pub struct KeptMemory {
     descriptor: KeptDescriptor,
-    known: ConnectionShared,
+    known: Arc<ConnectionShared>,
 }
 
 impl KeptMemory {
@@ -258,7 +251,17 @@ macro_rules! direction {
             /// Adds the slabs that the session has received since the last call. Call it before waiting, and when
             /// bytes have arrived in a slab that this direction does not have.
             pub fn refresh(&mut self, slabs: &Slabs) {
-                self.known.slabs = slabs.clone();
+                self.slabs = slabs.clone();
+            }
+
+            /// The connection, as the daemon announced it.
+            pub fn known(&self) -> &Arc<ConnectionShared> {
+                &self.known
+            }
+
+            /// The slabs that this direction can access.
+            pub fn slabs(&self) -> &Slabs {
+                &self.slabs
             }
         }
     };
@@ -270,7 +273,8 @@ direction!(ReceiveHalf);
 /// The direction to the peer.
 #[derive(Debug)]
 pub struct SendHalf {
-    known: ConnectionShared,
+    known: Arc<ConnectionShared>,
+    slabs: Slabs,
     egress: EgressWriter,
     direct: Option<Box<DirectSender>>,
 }
@@ -401,7 +405,7 @@ impl SendHalf {
         if !self.is_diverted()? {
             return self.send_direct(bytes);
         }
-        let written = self.egress.write_as(&self.known.slabs, bytes, transfer)?;
+        let written = self.egress.write_as(&self.slabs, bytes, transfer)?;
         self.count(written as u64);
         Ok((written, self.nudge_if(written > 0)))
     }
@@ -420,7 +424,7 @@ impl SendHalf {
             return Ok((None, Wake::No));
         }
         self.divert_record();
-        let lent = self.egress.lend_as(&self.known.slabs, extent, transfer)?;
+        let lent = self.egress.lend_as(&self.slabs, extent, transfer)?;
         self.count(lent.map_or(0, |_| extent.len.into()));
         Ok((lent, self.nudge_if(lent.is_some())))
     }
@@ -468,7 +472,7 @@ impl SendHalf {
             return Ok((None, Wake::No));
         }
         self.divert_record();
-        let asked = self.egress.operate(&self.known.slabs, operation)?;
+        let asked = self.egress.operate(&self.slabs, operation)?;
         Ok((asked, self.nudge_if(asked.is_some())))
     }
 
@@ -488,7 +492,7 @@ impl SendHalf {
             return Ok((true, direct.end()));
         }
         let was_ended = self.egress.is_ended();
-        let is_ended = self.egress.end(&self.known.slabs)?;
+        let is_ended = self.egress.end(&self.slabs)?;
         if let Some(direct) = self.direct.as_mut().filter(|_| is_ended && !was_ended) {
             direct.note_end();
         }
@@ -517,7 +521,8 @@ pub enum Received {
 /// The direction from the peer.
 #[derive(Debug)]
 pub struct ReceiveHalf {
-    known: ConnectionShared,
+    known: Arc<ConnectionShared>,
+    slabs: Slabs,
     ingress: IngressReader,
     direct: Option<Box<DirectReceiver>>,
 }
@@ -558,7 +563,7 @@ impl ReceiveHalf {
 
     /// Copies the next bytes.
     fn read(&mut self, into: &mut [u8]) -> Result<usize, ContractError> {
-        let slabs = &self.known.slabs;
+        let slabs = &self.slabs;
         if let Some(direct) = &mut self.direct {
             let read = direct.read_in_ring(into);
             if read > 0 {
@@ -582,7 +587,7 @@ impl ReceiveHalf {
         let Some(direct) = &mut self.direct else {
             return Ok(None);
         };
-        direct.select(&mut self.ingress, &self.known.slabs)?;
+        direct.select(&mut self.ingress, &self.slabs)?;
         if direct.is_there {
             return Ok(None);
         }
@@ -603,7 +608,7 @@ impl ReceiveHalf {
     ///
     /// [`ContractError`]: the daemon broke the contract.
     pub fn peek(&mut self) -> Result<Extent, ContractError> {
-        self.ingress.peek(&self.known.slabs)
+        self.ingress.peek(&self.slabs)
     }
 
     /// Consumes bytes that were peeked at.
@@ -623,12 +628,12 @@ impl ReceiveHalf {
     /// [`ContractError`]: the daemon broke the contract.
     pub fn keep(&mut self) -> Result<(Option<(Extent, KeptMemory)>, Wake), ContractError> {
         if let Some(direct) = &mut self.direct {
-            direct.select(&mut self.ingress, &self.known.slabs)?;
+            direct.select(&mut self.ingress, &self.slabs)?;
             if !direct.is_there {
                 return Ok((None, Wake::No));
             }
         }
-        let kept = self.ingress.keep(&self.known.slabs)?;
+        let kept = self.ingress.keep(&self.slabs)?;
         let wake = self.tell();
         let kept = kept.map(|(extent, descriptor)| {
             let kept = KeptMemory {

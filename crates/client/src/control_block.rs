@@ -19,13 +19,14 @@
 //! | 448 | daemon | on the direct path: number, length and offset of the latest ring |
 //! | 512 | both | [descriptors](crate::descriptors), 32 bytes each |
 //!
-//! The offsets 32, 160 to 176 and 200 are used only in [blocks of the direct path](crate::direct).
+//! The offsets 32, 160 to 176 and 200 are used only in [blocks of the direct path](crate::direct), which end before the
+//! descriptors.
 //!
 //! Words that only one side writes share no cache line with words that the other side writes often.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use headworks_shm::view::{CursorRef, WordRef};
+use headworks_shm::cursor::Cursor;
 use headworks_shm::{EventCount, EventCountRef, View};
 
 use crate::descriptors::{Descriptors, TABLE_BYTES};
@@ -34,6 +35,8 @@ use crate::slabs::{ByteRing, Extent, Slabs};
 
 /// Bytes of a control block.
 pub const BLOCK_BYTES: u32 = 1024;
+/// Bytes of a block of the [direct path](crate::direct). It has no descriptors.
+pub const DIRECT_BLOCK_BYTES: u32 = DESCRIPTOR_TABLE as u32;
 
 const EGRESS_TAIL: usize = 0;
 const TRANSFER: usize = 8;
@@ -71,7 +74,6 @@ pub enum Direction {
 #[derive(Clone, Debug)]
 pub struct ControlBlock {
     view: View,
-    status: WordRef,
 }
 
 impl ControlBlock {
@@ -81,21 +83,35 @@ impl ControlBlock {
     ///
     /// [`ContractError::Extent`], [`ContractError::ControlBlock`].
     pub fn at(slabs: &Slabs, extent: Extent) -> Result<Self, ContractError> {
+        Self::with_len(slabs, extent, BLOCK_BYTES)
+    }
+
+    /// The block of the direct path at `extent`.
+    ///
+    /// # Errors
+    ///
+    /// [`ContractError::Extent`], [`ContractError::ControlBlock`].
+    pub fn direct_at(slabs: &Slabs, extent: Extent) -> Result<Self, ContractError> {
+        Self::with_len(slabs, extent, DIRECT_BLOCK_BYTES)
+    }
+
+    fn with_len(slabs: &Slabs, extent: Extent, len: u32) -> Result<Self, ContractError> {
         // Aligned to a cache line: otherwise words of the two sides would share lines.
-        if extent.len != BLOCK_BYTES || !extent.offset.is_multiple_of(64) {
+        if extent.len != len || !extent.offset.is_multiple_of(64) {
             return Err(ContractError::ControlBlock);
         }
         let view = slabs.view(extent)?;
-        let status = view
-            .word_ref(STATUS)
+        // Words of the block are looked up without an error below.
+        view.atomic_u64(STATUS)
             .map_err(|_| ContractError::ControlBlock)?;
-        Ok(Self { view, status })
+        Ok(Self { view })
     }
 
     /// Sets all words to zero: for the daemon, before it tells the application of the block.
     pub fn clear(&self) {
         let zeros = [0; BLOCK_BYTES as usize];
-        self.view.write(0, &zeros).expect("fills the block");
+        let zeros = &zeros[..self.view.len()];
+        self.view.write(0, zeros).expect("fills the block");
     }
 
     /// Prefetches the words, except the entries of rings: they will be used soon.
@@ -106,28 +122,26 @@ impl ControlBlock {
         }
     }
 
-    fn cursor(&self, offset: usize) -> CursorRef {
-        self.view.cursor_ref(offset).expect("within the block")
-    }
-
-    fn word(&self, offset: usize) -> WordRef {
-        self.view.word_ref(offset).expect("within the block")
-    }
-
-    /// A word for one access. Unlike a [`WordRef`], it takes no reference to the memory, which costs more than the access.
     #[inline]
-    fn at_once(&self, offset: usize) -> &AtomicU64 {
+    fn cursor(&self, offset: usize) -> &Cursor {
+        self.view.cursor(offset).expect("within the block")
+    }
+
+    #[inline]
+    fn word(&self, offset: usize) -> &AtomicU64 {
         self.view.atomic_u64(offset).expect("within the block")
     }
 
-    pub(crate) fn tail(&self, way: Direction) -> CursorRef {
+    #[inline]
+    pub(crate) fn tail(&self, way: Direction) -> &Cursor {
         self.cursor(match way {
             Direction::Egress => EGRESS_TAIL,
             Direction::Ingress => INGRESS_TAIL,
         })
     }
 
-    pub(crate) fn head(&self, way: Direction) -> CursorRef {
+    #[inline]
+    pub(crate) fn head(&self, way: Direction) -> &Cursor {
         self.cursor(match way {
             Direction::Egress => EGRESS_HEAD,
             Direction::Ingress => INGRESS_HEAD,
@@ -135,7 +149,7 @@ impl ControlBlock {
     }
 
     fn rings(&self, way: Direction) -> &AtomicU64 {
-        self.at_once(match way {
+        self.word(match way {
             Direction::Egress => EGRESS_RINGS,
             Direction::Ingress => INGRESS_RINGS,
         })
@@ -148,25 +162,28 @@ impl ControlBlock {
         self.rings(way).load(Ordering::Acquire)
     }
 
-    pub(crate) fn descriptors(&self) -> Descriptors<'_> {
-        Descriptors::at(&self.view, DESCRIPTOR_TABLE)
+    /// The descriptors; `None` in a block of the direct path.
+    #[inline]
+    pub(crate) fn descriptors(&self) -> Option<Descriptors<'_>> {
+        let has_table = self.view.len() > DESCRIPTOR_TABLE;
+        has_table.then(|| Descriptors::at(&self.view, DESCRIPTOR_TABLE))
     }
 
     /// Bytes of the stream that have arrived, as the writer says.
     pub(crate) fn arrived(&self) -> u64 {
-        self.at_once(INGRESS_TAIL).load(Ordering::Acquire)
+        self.word(INGRESS_TAIL).load(Ordering::Acquire)
     }
 
     /// Bytes of the stream that the reader has consumed, as it says.
     pub(crate) fn consumed(&self) -> u64 {
-        self.at_once(INGRESS_HEAD).load(Ordering::Acquire)
+        self.word(INGRESS_HEAD).load(Ordering::Acquire)
     }
 
     /// The room that the daemon has made for what the application sends.
     pub(crate) fn room(&self) -> Room {
         Room {
-            freed: self.at_once(EGRESS_HEAD).load(Ordering::Acquire),
-            ring: self.at_once(EGRESS_RINGS).load(Ordering::Acquire),
+            freed: self.word(EGRESS_HEAD).load(Ordering::Acquire),
+            ring: self.word(EGRESS_RINGS).load(Ordering::Acquire),
             direct: 0,
             direct_ring: 0,
         }
@@ -174,109 +191,108 @@ impl ControlBlock {
 
     /// On the direct path: how often the sender changed between that path and the daemons.
     pub(crate) fn diversions(&self) -> u64 {
-        self.at_once(DIVERSIONS).load(Ordering::Acquire)
+        self.word(DIVERSIONS).load(Ordering::Acquire)
     }
 
     /// For the sender: changes the path.
     pub(crate) fn set_diversions(&self, diversions: u64) {
-        self.at_once(DIVERSIONS)
-            .store(diversions, Ordering::Release);
+        self.word(DIVERSIONS).store(diversions, Ordering::Release);
     }
 
     /// On the direct path: whether the sender's application has connected or accepted the connection.
     pub(crate) fn is_taken(&self) -> bool {
-        self.at_once(TAKEN).load(Ordering::Acquire) != 0
+        self.word(TAKEN).load(Ordering::Acquire) != 0
     }
 
     /// For the sender: it has connected or accepted the connection.
     pub(crate) fn take(&self) {
-        self.at_once(TAKEN).store(1, Ordering::Release);
+        self.word(TAKEN).store(1, Ordering::Release);
     }
 
     /// Undoes [`take`](Self::take).
     #[cfg(test)]
     pub(crate) fn untake(&self) {
-        self.at_once(TAKEN).store(0, Ordering::Release);
+        self.word(TAKEN).store(0, Ordering::Release);
     }
 
     /// On the direct path: whether the sender has closed the connection.
     pub(crate) fn is_closed(&self) -> bool {
-        self.at_once(CLOSED).load(Ordering::Acquire) != 0
+        self.word(CLOSED).load(Ordering::Acquire) != 0
     }
 
     /// For the sender: closes the connection.
     pub(crate) fn close(&self) {
-        self.at_once(CLOSED).store(1, Ordering::Release);
+        self.word(CLOSED).store(1, Ordering::Release);
     }
 
     /// On the direct path: bytes that the receiver has received through the daemons.
-    pub(crate) fn consumed_there(&self) -> WordRef {
+    pub(crate) fn consumed_there(&self) -> &AtomicU64 {
         self.word(CONSUMED_THERE)
     }
 
     /// On the direct path: bytes that the sender has received in the other direction.
-    pub(crate) fn received(&self) -> WordRef {
+    pub(crate) fn received(&self) -> &AtomicU64 {
         self.word(RECEIVED)
     }
 
     /// For the daemon of the sender: bytes that it sent directly, and bytes that it received in any way. The applications
     /// may have written any numbers.
     pub fn direct_traffic(&self) -> (u64, u64) {
-        let received = self.at_once(RECEIVED).load(Ordering::Relaxed);
+        let received = self.word(RECEIVED).load(Ordering::Relaxed);
         (self.arrived(), received)
     }
 
     /// For the application: asks for ring `number` of the direct path, of `len` bytes.
     pub(crate) fn want_ring(&self, number: u64, len: u32) {
         let word = number << 32 | u64::from(len);
-        self.at_once(RING_WANTED).store(word, Ordering::Release);
+        self.word(RING_WANTED).store(word, Ordering::Release);
     }
 
     /// For the daemon: the lower 32 bits of the number of the ring of the direct path that the application asks for, and its
     /// length.
     pub fn wanted_ring(&self) -> (u32, u32) {
-        let word = self.at_once(RING_WANTED).load(Ordering::Acquire);
+        let word = self.word(RING_WANTED).load(Ordering::Acquire);
         ((word >> 32) as u32, word as u32)
     }
 
     /// For the application: gives back the rings of the direct path before `number`.
     pub(crate) fn leave_rings(&self, number: u64) {
-        self.at_once(RING_LEFT).store(number, Ordering::Release);
+        self.word(RING_LEFT).store(number, Ordering::Release);
     }
 
     /// For the daemon: number of the first ring of the direct path that is in use.
     pub fn left_rings(&self) -> u64 {
-        self.at_once(RING_LEFT).load(Ordering::Acquire)
+        self.word(RING_LEFT).load(Ordering::Acquire)
     }
 
     /// For the daemon: hands out ring `number` of the direct path.
     pub fn offer_ring(&self, number: u64, ring: Extent) {
-        self.at_once(DIRECT_RING + 8)
+        self.word(DIRECT_RING + 8)
             .store(ring.len.into(), Ordering::Relaxed);
-        self.at_once(DIRECT_RING + 16)
+        self.word(DIRECT_RING + 16)
             .store(ring.offset, Ordering::Relaxed);
         // Pairs with the load in `offered_ring`.
-        self.at_once(DIRECT_RING).store(number, Ordering::Release);
+        self.word(DIRECT_RING).store(number, Ordering::Release);
     }
 
     /// For the application: number and memory of the latest ring of the direct path that the daemon handed out.
     pub(crate) fn offered_ring(&self) -> (u64, Extent) {
-        let number = self.at_once(DIRECT_RING).load(Ordering::Acquire);
-        let len = self.at_once(DIRECT_RING + 8).load(Ordering::Relaxed) as u32;
-        let offset = self.at_once(DIRECT_RING + 16).load(Ordering::Relaxed);
+        let number = self.word(DIRECT_RING).load(Ordering::Acquire);
+        let len = self.word(DIRECT_RING + 8).load(Ordering::Relaxed) as u32;
+        let offset = self.word(DIRECT_RING + 16).load(Ordering::Relaxed);
         let slab = 0;
         (number, Extent { slab, len, offset })
     }
 
     /// How the application wants its bytes carried. An unknown value counts as [`Transfer::Any`].
     pub fn transfer(&self) -> Transfer {
-        let code = self.at_once(TRANSFER).load(Ordering::Relaxed);
+        let code = self.word(TRANSFER).load(Ordering::Relaxed);
         Transfer::from_code(code)
     }
 
     /// For the application: sets how bytes are carried that the daemon has not sent yet, and all later ones.
     pub fn set_transfer(&self, transfer: Transfer) {
-        self.at_once(TRANSFER)
+        self.word(TRANSFER)
             .store(transfer as u64, Ordering::Relaxed);
     }
 
@@ -311,12 +327,12 @@ impl ControlBlock {
     /// The status that the daemon last wrote.
     pub fn status(&self) -> Status {
         // Pairs with the store in `set_status`.
-        Status::from_bits(self.status.load(Ordering::Acquire))
+        Status::from_bits(self.word(STATUS).load(Ordering::Acquire))
     }
 
     /// For the daemon: writes the status.
     pub fn set_status(&self, status: Status) {
-        self.status.store(status.bits(), Ordering::Release);
+        self.word(STATUS).store(status.bits(), Ordering::Release);
     }
 
     fn place(way: Direction, number: u64) -> usize {
@@ -335,7 +351,7 @@ impl ControlBlock {
         let words = [ring.from(), shape, extent.offset];
         for (word, at) in words.into_iter().zip([0, 8, 16]) {
             let offset = Self::place(way, number) + at;
-            self.at_once(offset).store(word, Ordering::Relaxed);
+            self.word(offset).store(word, Ordering::Relaxed);
         }
         // Pairs with the load in `latest_ring`.
         self.rings(way).store(number, Ordering::Release);
@@ -357,7 +373,7 @@ impl ControlBlock {
         }
         let [from, shape, offset] = [0, 8, 16].map(|at| {
             let offset = Self::place(way, number) + at;
-            self.at_once(offset).load(Ordering::Relaxed)
+            self.word(offset).load(Ordering::Relaxed)
         });
         let extent = Extent {
             slab: (shape >> 32) as u32,
@@ -526,6 +542,19 @@ mod tests {
             ControlBlock::at(&slabs, Extent { slab, len, offset })
         };
         assert!(at(1024, BLOCK_BYTES).is_ok());
+        assert_eq!(
+            at(1024, DIRECT_BLOCK_BYTES).unwrap_err(),
+            ContractError::ControlBlock
+        );
+        let extent = |len| Extent {
+            slab: 0,
+            len,
+            offset: 1024,
+        };
+        let direct = ControlBlock::direct_at(&slabs, extent(DIRECT_BLOCK_BYTES)).unwrap();
+        direct.clear();
+        assert!(direct.descriptors().is_none());
+        assert!(ControlBlock::direct_at(&slabs, extent(BLOCK_BYTES)).is_err());
         assert_eq!(at(0, 1023).unwrap_err(), ContractError::ControlBlock);
         assert_eq!(at(8, BLOCK_BYTES).unwrap_err(), ContractError::ControlBlock);
         assert!(matches!(

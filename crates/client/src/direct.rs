@@ -5,7 +5,7 @@
 //! own, which the sender's daemon makes. It begins with two [wake sets](WakeSet): the connections on which bytes arrived,
 //! for the receiver's poller, and those on which room was made, for the sender's. Behind them lie the control blocks and
 //! the rings of the connections. A block has the layout of a [control block](crate::control_block), with the sender in the
-//! place of the daemon:
+//! place of the daemon, and ends before the descriptors:
 //!
 //! | offset | written by | what |
 //! |---|---|---|
@@ -27,8 +27,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use headworks_shm::view::WordRef;
-use headworks_shm::{EventCountRef, WakeBy};
+use headworks_shm::{EventCountRef, View, WakeBy};
 use headworks_wire::{Decoder, Encoder, Field, Malformed, Output};
 
 use crate::connection::Wake;
@@ -123,13 +122,43 @@ impl Field for DirectEnd {
     }
 }
 
+/// Memory of one direction of a pair.
+#[derive(Clone, Debug, Default)]
+pub struct PairDirection {
+    /// The memory, which is slab 0.
+    memory: Slabs,
+    /// The sets in it, if it has room for them.
+    sets: Option<Arc<DirectSets>>,
+}
+
+impl PairDirection {
+    /// The direction with this memory.
+    pub fn of(memory: &Slabs) -> Self {
+        Self {
+            sets: DirectSets::of(memory).ok().map(Arc::new),
+            memory: memory.clone(),
+        }
+    }
+
+    /// Adds its memory.
+    ///
+    /// # Errors
+    ///
+    /// [`ContractError::Slab`]: it has some.
+    pub(crate) fn add(&mut self, view: View) -> Result<(), ContractError> {
+        self.memory.add(0, view)?;
+        *self = Self::of(&self.memory);
+        Ok(())
+    }
+}
+
 /// A pair, as one of its applications has it.
 #[derive(Clone, Debug, Default)]
 pub struct Pair {
-    /// Memory of the direction to the peer, slab 0.
-    pub outgoing: Slabs,
-    /// Memory of the direction from the peer, slab 0.
-    pub incoming: Slabs,
+    /// Memory of the direction to the peer.
+    pub outgoing: PairDirection,
+    /// Memory of the direction from the peer.
+    pub incoming: PairDirection,
     /// Whether the peer's process has ended. Whoever listens at the pair's socket sets it.
     pub is_peer_gone: Arc<AtomicBool>,
     /// Whether a file of the pair could not be received or used, so that no connection of it can be direct.
@@ -143,7 +172,7 @@ pub struct Pair {
 ///
 /// [`ContractError::Extent`], [`ContractError::ControlBlock`].
 pub fn prepare(memory: &Slabs, place: &DirectPlace) -> Result<ControlBlock, ContractError> {
-    let block = ControlBlock::at(memory, place.block)?;
+    let block = ControlBlock::direct_at(memory, place.block)?;
     block.clear();
     IngressWriter::without_reserve(memory, &block, place.ring)?;
     Ok(block)
@@ -166,7 +195,7 @@ pub struct DirectShared {
 struct Side {
     number: u32,
     block: ControlBlock,
-    sets: DirectSets,
+    sets: Arc<DirectSets>,
 }
 
 impl Side {
@@ -304,7 +333,7 @@ impl DirectShared {
 /// The direction to the peer.
 #[derive(Debug)]
 pub(crate) struct DirectSender {
-    shared: DirectShared,
+    shared: Arc<DirectShared>,
     writer: IngressWriter,
     memory: Slabs,
     /// Number of changes of path.
@@ -313,7 +342,6 @@ pub(crate) struct DirectSender {
     through_daemons: u64,
     /// Whether the next byte goes through the daemons, although they have nothing else to carry.
     must_carry: bool,
-    consumed_there: WordRef,
     is_ended: bool,
     /// Whether the peer had closed the connection before the stream was ended.
     is_ended_late: bool,
@@ -332,7 +360,12 @@ impl DirectSender {
         if self.diversions.is_multiple_of(2) {
             return Ok(false);
         }
-        let consumed = self.consumed_there.load(Ordering::Acquire);
+        let consumed = self
+            .shared
+            .outgoing
+            .block
+            .consumed_there()
+            .load(Ordering::Acquire);
         if self.must_carry || consumed != self.through_daemons || !is_drained()? {
             return Ok(true);
         }
@@ -479,13 +512,11 @@ const HOLDS: u64 = 64 << 10;
 /// The direction from the peer.
 #[derive(Debug)]
 pub(crate) struct DirectReceiver {
-    pub(crate) shared: DirectShared,
+    pub(crate) shared: Arc<DirectShared>,
     pub(crate) reader: IngressReader,
     pub(crate) memory: Slabs,
     /// Whether the last call of `select` found bytes that came through the daemons.
     pub(crate) is_there: bool,
-    consumed_there: WordRef,
-    received: WordRef,
 }
 
 impl DirectReceiver {
@@ -525,10 +556,11 @@ impl DirectReceiver {
     /// Tells the sender what was consumed. Returns how to wake it, if it waits for room.
     pub(crate) fn consumed(&mut self, there: u64) -> Wake {
         // Only statistics read this one.
-        self.received
-            .store(self.reader.consumed() + there, Ordering::Relaxed);
+        let received = self.shared.outgoing.block.received();
+        received.store(self.reader.consumed() + there, Ordering::Relaxed);
         if self.is_there {
-            self.consumed_there.store(there, Ordering::Release);
+            let consumed = self.shared.incoming.block.consumed_there();
+            consumed.store(there, Ordering::Release);
             return Wake::No;
         }
         // Nobody waits for a message of this notice.
@@ -543,31 +575,31 @@ pub(crate) fn connect(
     pair: &Pair,
     there: &ControlBlock,
 ) -> Result<(DirectSender, DirectReceiver), ContractError> {
-    let side = |memory: &Slabs, place: &DirectPlace| -> Result<Side, ContractError> {
+    let side = |of: &PairDirection, place: &DirectPlace| -> Result<Side, ContractError> {
         if place.number >= PAIR_CONNECTIONS {
             return Err(ContractError::Message("a number beyond the upper bound"));
         }
         Ok(Side {
             number: place.number,
-            block: ControlBlock::at(memory, place.block)?,
-            sets: DirectSets::of(memory)?,
+            block: ControlBlock::direct_at(&of.memory, place.block)?,
+            sets: of.sets.clone().ok_or(ContractError::Slab(0))?,
         })
     };
-    let shared = DirectShared {
+    let shared = Arc::new(DirectShared {
         pair: end.pair,
         outgoing: side(&pair.outgoing, &end.outgoing)?,
         incoming: side(&pair.incoming, &end.incoming)?,
         there: there.clone(),
         is_peer_gone: pair.is_peer_gone.clone(),
-    };
+    });
+    let (to, from) = (&pair.outgoing.memory, &pair.incoming.memory);
     let (outgoing, incoming) = (&shared.outgoing.block, &shared.incoming.block);
     let sender = DirectSender {
-        writer: IngressWriter::without_reserve(&pair.outgoing, outgoing, end.outgoing.ring)?,
-        memory: pair.outgoing.clone(),
+        writer: IngressWriter::without_reserve(to, outgoing, end.outgoing.ring)?,
+        memory: to.clone(),
         diversions: 0,
         through_daemons: 0,
         must_carry: false,
-        consumed_there: outgoing.consumed_there(),
         is_ended: false,
         is_ended_late: false,
         wanted: 1,
@@ -575,11 +607,9 @@ pub(crate) fn connect(
         shared: shared.clone(),
     };
     let receiver = DirectReceiver {
-        reader: IngressReader::new(&pair.incoming, incoming)?,
-        memory: pair.incoming.clone(),
+        reader: IngressReader::new(from, incoming)?,
+        memory: from.clone(),
         is_there: false,
-        consumed_there: incoming.consumed_there(),
-        received: outgoing.received(),
         shared,
     };
     Ok((sender, receiver))

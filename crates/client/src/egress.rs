@@ -16,7 +16,6 @@
 //! Memory that a lend record names belongs to the daemon until the head passes the record.
 
 use headworks_shm::cursor::check_within;
-use headworks_shm::view::CursorRef;
 
 use crate::control_block::{ControlBlock, Direction, Room, Transfer};
 use crate::error::ContractError;
@@ -51,8 +50,6 @@ const fn carried(kind: u8, transfer: Transfer, len: u32) -> [u8; 8] {
 #[derive(Debug)]
 pub struct EgressWriter {
     block: ControlBlock,
-    tail: CursorRef,
-    head: CursorRef,
     ring: ByteRing,
     /// Number of that ring, starting at 1.
     number: u64,
@@ -78,8 +75,6 @@ impl EgressWriter {
         let ring = block.published_ring(slabs, Direction::Egress, 1)?;
         let ring = ring.and_then(|told| told.ring);
         Ok(Self {
-            tail: block.tail(Direction::Egress),
-            head: block.head(Direction::Egress),
             block: block.clone(),
             ring: ring.ok_or(ContractError::ControlBlock)?,
             number: 1,
@@ -290,7 +285,10 @@ impl EgressWriter {
     }
 
     fn look(&mut self) -> Result<(), ContractError> {
-        let freed = self.head.observe_within(self.freed, self.at - self.freed)?;
+        let freed = self
+            .block
+            .head(Direction::Egress)
+            .observe_within(self.freed, self.at - self.freed)?;
         // Records end at multiples of 8. With another head, a record could take more room than there is.
         if !freed.is_multiple_of(HEADER) {
             return Err(ContractError::ControlBlock);
@@ -333,7 +331,7 @@ impl EgressWriter {
     fn publish(&mut self, header: [u8; 8], bytes: u64) {
         self.ring.write(self.at, &header);
         self.at += bytes;
-        self.tail.publish(self.at);
+        self.block.tail(Direction::Egress).publish(self.at);
     }
 }
 
@@ -367,11 +365,9 @@ pub enum RecordKind {
 #[derive(Debug)]
 pub struct EgressReader {
     block: ControlBlock,
-    tail: CursorRef,
-    head: CursorRef,
     ring: ByteRing,
     /// The ring that was offered and that the application has not switched to yet.
-    next: Option<ByteRing>,
+    next: Option<Extent>,
     /// Memory of the previous ring, and where its last record ends, until the daemon has freed all its records.
     before: Option<(Extent, u64)>,
     number: u64,
@@ -403,8 +399,6 @@ impl EgressReader {
         let ring = ByteRing::new(slabs, extent, 0)?;
         block.publish_ring(Direction::Egress, 1, &ring);
         Ok(Self {
-            tail: block.tail(Direction::Egress),
-            head: block.head(Direction::Egress),
             block: block.clone(),
             ring,
             next: None,
@@ -516,16 +510,20 @@ impl EgressReader {
     /// Reads the tail. Returns whether there are unread records.
     fn look(&mut self) -> Result<bool, ContractError> {
         let free_from = self.freed.max(self.ring.from());
-        let next = self.next.as_ref().map_or(0, ByteRing::len);
+        let next = self.next.map_or(0, |next| u64::from(next.len));
         let highest = free_from + self.ring.len() + next;
         let span = highest.saturating_sub(self.seen);
-        self.seen = check_within(self.tail.observe(), self.seen, span)?;
+        self.seen = check_within(
+            self.block.tail(Direction::Egress).observe(),
+            self.seen,
+            span,
+        )?;
         Ok(self.seen != self.at)
     }
 
     fn go_over(&mut self, slabs: &Slabs, from: u64) -> Result<(), ContractError> {
         let next = self.next.take().ok_or(ContractError::RecordKind(SWITCH))?;
-        let next = ByteRing::new(slabs, next.extent(), from)?;
+        let next = ByteRing::new(slabs, next, from)?;
         let before = std::mem::replace(&mut self.ring, next);
         self.before = Some((before.extent(), self.last_end));
         self.at = from;
@@ -542,7 +540,7 @@ impl EgressReader {
             self.last_end = end;
         }
         self.freed = end;
-        self.head.publish(end);
+        self.block.head(Direction::Egress).publish(end);
     }
 
     /// Releases everything that was written, read or not.
@@ -569,7 +567,7 @@ impl EgressReader {
         self.number += 1;
         self.block
             .publish_ring(Direction::Egress, self.number, &ring);
-        self.next = Some(ring);
+        self.next = Some(extent);
         Ok(true)
     }
 
@@ -582,10 +580,9 @@ impl EgressReader {
     /// All memory of the reader. It belongs to the caller when the reader is gone and the application knows
     /// that.
     pub fn memory(&self) -> impl Iterator<Item = Extent> {
-        let next = self.next.as_ref().map(ByteRing::extent);
         [
             Some(self.ring.extent()),
-            next,
+            self.next,
             self.before.map(|(extent, _)| extent),
         ]
         .into_iter()

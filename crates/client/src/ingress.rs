@@ -13,7 +13,6 @@ use std::collections::VecDeque;
 
 use headworks_shm::DescriptorState;
 use headworks_shm::cursor::check_within;
-use headworks_shm::view::CursorRef;
 
 use crate::control_block::{ControlBlock, Direction, RingAnnouncement};
 use crate::descriptors::{DESCRIPTORS, Descriptor, KeptDescriptor};
@@ -54,11 +53,9 @@ pub struct Freed {
 #[derive(Debug)]
 pub struct IngressWriter {
     block: ControlBlock,
-    tail: CursorRef,
-    head: CursorRef,
     ring: ByteRing,
     /// The ring in which bytes in line continue, after the last position that was promised in `ring`.
-    next: Option<ByteRing>,
+    next: Option<Box<ByteRing>>,
     number: u64,
     /// Bytes that have arrived without a gap.
     come: u64,
@@ -110,8 +107,6 @@ impl IngressWriter {
         block.publish_ring(Direction::Ingress, 1, &ring);
         Ok(Self {
             reserve_max,
-            tail: block.tail(Direction::Ingress),
-            head: block.head(Direction::Ingress),
             block: block.clone(),
             ring,
             next: None,
@@ -147,7 +142,11 @@ impl IngressWriter {
             // Nothing can be consumed. The head lies in another cache line; do not fetch it.
             return Ok(false);
         }
-        let consumed = check_within(self.head.observe(), self.consumed, span)?;
+        let consumed = check_within(
+            self.block.head(Direction::Ingress).observe(),
+            self.consumed,
+            span,
+        )?;
         let is_more = consumed != self.consumed;
         self.consume_to(consumed);
         Ok(is_more)
@@ -194,7 +193,7 @@ impl IngressWriter {
 
     /// Bytes in line, from the first on, for which there is room that may be promised to the peer. It never decreases.
     pub fn limit(&self) -> u64 {
-        let last = self.next.as_ref().unwrap_or(&self.ring);
+        let last = self.next.as_deref().unwrap_or(&self.ring);
         last.from().max(self.consumed_in_line()) + last.len() - self.reserve_of(last)
     }
 
@@ -235,7 +234,7 @@ impl IngressWriter {
     /// Memory of a ring that is not promised to the peer. It may be used for one descriptor at a time, and only while the
     /// application has consumed everything before that.
     pub fn reserve(&self) -> Extent {
-        let last = self.next.as_ref().unwrap_or(&self.ring);
+        let last = self.next.as_deref().unwrap_or(&self.ring);
         let (limit, len) = (self.limit(), self.reserve_of(last) as usize);
         let first = last.stretch(limit, len);
         // Where the ring wraps, the longer part.
@@ -248,14 +247,14 @@ impl IngressWriter {
 
     /// Bytes of the latest ring that are not promised.
     pub fn reserve_len(&self) -> u32 {
-        self.reserve_of(self.next.as_ref().unwrap_or(&self.ring)) as u32
+        self.reserve_of(self.next.as_deref().unwrap_or(&self.ring)) as u32
     }
 
     /// Publishes all bytes up to `position`, which must have been placed: the application may read them.
     pub fn publish(&mut self, position: u64) {
         debug_assert!(position >= self.come);
         self.come = position;
-        self.tail.publish(position);
+        self.block.tail(Direction::Ingress).publish(position);
         if self.is_discarding {
             self.consume_to(position);
         }
@@ -268,7 +267,8 @@ impl IngressWriter {
 
     /// Number of descriptors for which there is room. One that the application keeps takes the place of later ones.
     pub fn descriptors_left(&self) -> usize {
-        DESCRIPTORS - self.given.len()
+        let all = self.block.descriptors().map_or(0, |_| DESCRIPTORS);
+        all - self.given.len()
     }
 
     /// Gives the application a descriptor of bytes of the stream from `position` on, which lie at `extent`, and which it
@@ -300,7 +300,9 @@ impl IngressWriter {
             extent,
             may_keep,
         };
-        self.block.descriptors().fill(number, descriptor);
+        if let Some(descriptors) = self.block.descriptors() {
+            descriptors.fill(number, descriptor);
+        }
         number
     }
 
@@ -315,8 +317,7 @@ impl IngressWriter {
             let free = match given.is_passed {
                 true if given.may_keep
                     && !self.is_discarding
-                    && self.block.descriptors().state(given.number)
-                        == Some(DescriptorState::Kept) =>
+                    && state(&self.block, given.number) == Some(DescriptorState::Kept) =>
                 {
                     given.free
                 }
@@ -347,9 +348,8 @@ impl IngressWriter {
 
     /// Whether the application has claimed a descriptor, or keeps its memory, so that its bytes cannot be moved.
     pub fn is_claimed(&self, number: u64) -> bool {
-        let state = self.block.descriptors().state(number);
         matches!(
-            state,
+            state(&self.block, number),
             Some(DescriptorState::Claimed | DescriptorState::Kept)
         )
     }
@@ -357,7 +357,8 @@ impl IngressWriter {
     /// Takes back a descriptor that the application has not claimed, to move its bytes. Returns whether that worked: then
     /// [give](Self::give_again) it again soon.
     pub fn take_back(&self, number: u64) -> bool {
-        self.block.descriptors().take_back(number)
+        let descriptors = self.block.descriptors();
+        descriptors.is_some_and(|descriptors| descriptors.take_back(number))
     }
 
     /// Gives a descriptor again, whose bytes now lie at `extent`.
@@ -370,7 +371,9 @@ impl IngressWriter {
             extent,
             may_keep: given.may_keep,
         };
-        self.block.descriptors().fill(number, descriptor);
+        if let Some(descriptors) = self.block.descriptors() {
+            descriptors.fill(number, descriptor);
+        }
     }
 
     /// Makes bytes in line continue in the ring at `extent`, after all positions promised so far. Returns `false`
@@ -387,7 +390,7 @@ impl IngressWriter {
         self.number += 1;
         self.block
             .publish_ring(Direction::Ingress, self.number, &ring);
-        self.next = Some(ring);
+        self.next = Some(Box::new(ring));
         Ok(true)
     }
 
@@ -399,18 +402,23 @@ impl IngressWriter {
         let next = self
             .next
             .take_if(|next| is_free && next.from() <= consumed)?;
-        Some(std::mem::replace(&mut self.ring, next).extent())
+        Some(std::mem::replace(&mut self.ring, *next).extent())
     }
 
     /// The rings that hold bytes in line from the consumed position on.
     pub fn rings(&self) -> impl Iterator<Item = &ByteRing> {
-        std::iter::once(&self.ring).chain(&self.next)
+        std::iter::once(&self.ring).chain(self.next.as_deref())
     }
 
     /// Whether bytes in line continue in a second ring.
     pub fn is_extended(&self) -> bool {
         self.next.is_some()
     }
+}
+
+/// State of a descriptor; `None` if its place holds another one, or the block has no descriptors.
+fn state(block: &ControlBlock, number: u64) -> Option<DescriptorState> {
+    block.descriptors()?.state(number)
 }
 
 /// A descriptor that the application has claimed.
@@ -458,10 +466,8 @@ pub enum ConsumeNotice {
 #[derive(Debug)]
 pub struct IngressReader {
     block: ControlBlock,
-    tail: CursorRef,
-    head: CursorRef,
     ring: ByteRing,
-    next: Option<RingAnnouncement>,
+    next: Option<Box<RingAnnouncement>>,
     number: u64,
     next_descriptor: u64,
     claimed: Option<ClaimedDescriptor>,
@@ -488,8 +494,6 @@ impl IngressReader {
         let ring = block.published_ring(slabs, Direction::Ingress, 1)?;
         let ring = ring.and_then(|told| told.ring);
         Ok(Self {
-            tail: block.tail(Direction::Ingress),
-            head: block.head(Direction::Ingress),
             block: block.clone(),
             ring: ring.ok_or(ContractError::ControlBlock)?,
             next: None,
@@ -527,25 +531,30 @@ impl IngressReader {
         if self.come == self.at {
             // The tail may be wrong. No more can be outstanding than all rings and descriptors hold.
             let span = (DESCRIPTORS as u64 + 2) * u64::from(ByteRing::LEN_MAX);
-            self.come = check_within(self.tail.observe(), self.come, span)?;
+            self.come = check_within(
+                self.block.tail(Direction::Ingress).observe(),
+                self.come,
+                span,
+            )?;
             if self.come == self.at {
                 return Ok(Next::Nothing);
             }
         }
         if self.claimed.is_none()
-            && let Some(found) = self.block.descriptors().read(self.next_descriptor)
+            && let Some(descriptors) = self.block.descriptors()
+            && let Some(found) = descriptors.read(self.next_descriptor)
         {
             if found.position > self.at {
                 let until = found.position.min(self.come);
                 return self.locate_in_line(slabs, until);
             }
-            if !self.block.descriptors().claim(self.next_descriptor) {
+            if !descriptors.claim(self.next_descriptor) {
                 // The daemon moves the bytes, and notifies the application after that.
                 self.is_withheld = true;
                 return Ok(Next::Nothing);
             }
             let number = self.next_descriptor;
-            let descriptor = self.block.descriptors().read(number);
+            let descriptor = descriptors.read(number);
             let descriptor = descriptor.ok_or(ContractError::ControlBlock)?;
             let end = descriptor
                 .position
@@ -567,6 +576,13 @@ impl IngressReader {
         Ok(Next::Described(claimed))
     }
 
+    fn next_ring(&self, slabs: &Slabs) -> Result<Option<Box<RingAnnouncement>>, ContractError> {
+        let next = self
+            .block
+            .published_ring(slabs, Direction::Ingress, self.number + 1)?;
+        Ok(next.map(Box::new))
+    }
+
     fn locate_in_line(&mut self, slabs: &Slabs, until: u64) -> Result<Next, ContractError> {
         let is_next = |next: &RingAnnouncement, at| next.from <= at;
         let has_next = |this: &Self| {
@@ -575,9 +591,7 @@ impl IngressReader {
                 .is_some_and(|next| is_next(next, this.in_line))
         };
         if self.next.is_none() || has_next(self) {
-            self.next = self
-                .block
-                .published_ring(slabs, Direction::Ingress, self.number + 1)?;
+            self.next = self.next_ring(slabs)?;
         }
         if has_next(self) {
             let next = self.next.as_mut().and_then(|next| next.ring.take());
@@ -587,9 +601,7 @@ impl IngressReader {
             };
             self.ring = next;
             self.number += 1;
-            self.next = self
-                .block
-                .published_ring(slabs, Direction::Ingress, self.number + 1)?;
+            self.next = self.next_ring(slabs)?;
         }
         Ok(Next::InLine(until))
     }
@@ -654,7 +666,7 @@ impl IngressReader {
     #[inline]
     pub(crate) fn read_in_ring(&mut self, into: &mut [u8]) -> usize {
         if self.come == self.at {
-            let come = self.tail.observe();
+            let come = self.block.tail(Direction::Ingress).observe();
             if come.wrapping_sub(self.at) > self.ring.len() {
                 return 0;
             }
@@ -672,7 +684,7 @@ impl IngressReader {
             self.ring.read(self.in_line, &mut into[..len]);
             self.at += len as u64;
             self.in_line += len as u64;
-            self.head.publish(self.at);
+            self.block.head(Direction::Ingress).publish(self.at);
         }
         len
     }
@@ -694,7 +706,7 @@ impl IngressReader {
             }
             None => self.in_line += bytes,
         }
-        self.head.publish(self.at);
+        self.block.head(Direction::Ingress).publish(self.at);
     }
 
     fn leave_descriptor(&mut self) {
@@ -721,10 +733,12 @@ impl IngressReader {
         if self.at + u64::from(here.len) != claimed.end() {
             return Err(ContractError::ControlBlock);
         }
-        let kept = self.block.descriptors().keep(claimed.number);
+        let descriptors = self.block.descriptors();
+        let descriptors = descriptors.ok_or(ContractError::ControlBlock)?;
+        let kept = descriptors.keep(claimed.number);
         self.at = claimed.end();
         self.leave_descriptor();
-        self.head.publish(self.at);
+        self.block.head(Direction::Ingress).publish(self.at);
         Ok(Some((here, kept)))
     }
 
@@ -732,8 +746,7 @@ impl IngressReader {
     /// [`DESCRIPTORS`] later ones were left.
     pub fn is_blocked(&self) -> bool {
         let before = self.next_descriptor.checked_sub(DESCRIPTORS as u64);
-        before.and_then(|before| self.block.descriptors().state(before))
-            == Some(DescriptorState::Kept)
+        before.and_then(|before| state(&self.block, before)) == Some(DescriptorState::Kept)
     }
 
     /// Returns the news that the caller must tell the daemon. A window is due once enough bytes in line were consumed

@@ -42,7 +42,7 @@ pub mod testing;
 pub mod vqpn;
 pub mod wake_set;
 
-pub use control_block::{BLOCK_BYTES, ControlBlock, Reset, Status};
+pub use control_block::{BLOCK_BYTES, ControlBlock, DIRECT_BLOCK_BYTES, Reset, Status};
 pub use descriptors::{DESCRIPTORS, KeptDescriptor};
 pub use doorbell::Doorbell;
 pub use egress::{EgressReader, EgressRecord, EgressWriter, LendTicket, RecordKind};

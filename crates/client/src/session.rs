@@ -360,7 +360,8 @@ impl Session {
                     true => &mut pair.outgoing,
                     false => &mut pair.incoming,
                 };
-                return memory.add(0, view);
+                memory.add(view)?;
+                return Ok(());
             }
             Reply::PairSocket { .. } => return Ok(()),
             Reply::Attached {

@@ -130,7 +130,7 @@ pub struct ByteRing {
 
 impl ByteRing {
     /// Length of the shortest ring, in bytes.
-    pub const LEN_MIN: u32 = 1 << 9;
+    pub const LEN_MIN: u32 = 1 << 8;
     /// Length of the longest ring, in bytes.
     pub const LEN_MAX: u32 = 1 << 30;
 
@@ -268,7 +268,7 @@ mod tests {
             assert!(slabs.read(wrong, &mut [0; 4096]).is_err());
         }
         assert!(slabs.read(extent(0, 0, 9), &mut [0; 8]).is_err());
-        for wrong in [extent(0, 0, 500), extent(0, 0, 256), extent(0, 4, 512)] {
+        for wrong in [extent(0, 0, 500), extent(0, 0, 128), extent(0, 4, 512)] {
             assert!(ByteRing::new(&slabs, wrong, 0).is_err());
         }
         let again = slabs.slab(0).unwrap().clone();

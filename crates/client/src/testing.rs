@@ -6,8 +6,8 @@ use std::sync::atomic::AtomicBool;
 use headworks_shm::{HugePages, SegmentRequest, SharedSegment, View};
 
 use crate::connection::Connection;
-use crate::control_block::{BLOCK_BYTES, ControlBlock, Status};
-use crate::direct::{self, DirectEnd, DirectPlace, Pair, prepare};
+use crate::control_block::{BLOCK_BYTES, ControlBlock, DIRECT_BLOCK_BYTES, Status};
+use crate::direct::{self, DirectEnd, DirectPlace, Pair, PairDirection, prepare};
 use crate::doorbell::Doorbell;
 use crate::egress::{EgressReader, RecordKind};
 use crate::error::ContractError;
@@ -55,7 +55,7 @@ const fn extent(offset: u64, len: u32) -> Extent {
 /// Place of the connection of [`direct_pair`] in the memory of each direction.
 pub const DIRECT_PLACE: DirectPlace = DirectPlace {
     number: 3,
-    block: extent(4096, BLOCK_BYTES),
+    block: extent(4096, DIRECT_BLOCK_BYTES),
     ring: extent(8192, 2048),
 };
 
@@ -83,8 +83,8 @@ impl DirectApplication {
         let len = Doorbell::bytes(HANDLES) as u32;
         let doorbell = Doorbell::at(&slabs, extent(1 << 16, len), HANDLES)?;
         let pair = Pair {
-            outgoing: outgoing.clone(),
-            incoming: incoming.clone(),
+            outgoing: PairDirection::of(outgoing),
+            incoming: PairDirection::of(incoming),
             ..Pair::default()
         };
         let address = (std::net::Ipv4Addr::LOCALHOST, 7).into();

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use headworks_client::Extent;
 
 /// Binary logarithm of the shortest extent's length: 512 bytes, the length of a control block.
-pub const LEAST_LOG: u32 = 9;
+pub const LEAST_LOG: u32 = 8;
 
 /// Allocator over several slabs.
 #[derive(Debug, Default)]
@@ -100,7 +100,7 @@ mod tests {
     proptest! {
         #[test]
         fn stretches_do_not_overlap_and_come_together_again(
-            acts in proptest::collection::vec((any::<bool>(), 9u32..15, any::<usize>()), 0..300),
+            acts in proptest::collection::vec((any::<bool>(), 8u32..15, any::<usize>()), 0..300),
         ) {
             let mut pool = ExtentAllocator::default();
             pool.add(0, 14);
@@ -134,6 +134,6 @@ mod tests {
 
     #[test]
     fn lengths_are_rounded_up() {
-        assert_eq!([0, 1, 512, 513, 4096].map(log_of), [9, 9, 9, 10, 12]);
+        assert_eq!([0, 1, 512, 513, 4096].map(log_of), [8, 8, 9, 10, 12]);
     }
 }

@@ -1,13 +1,12 @@
 //! Memory of one direction of a [pair](headworks_client::direct): control blocks and rings of the direct connections that
 //! one session has with another session of this machine. Both applications map it. The daemon of the sender allocates it.
 
-use std::collections::VecDeque;
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use headworks_client::direct::{self, DirectPlace, HEADER_BYTES, PAIR_CONNECTIONS, RING_MAX};
 use headworks_client::socket_message::Refusal;
-use headworks_client::{BLOCK_BYTES, ControlBlock, Extent, Slabs};
+use headworks_client::{ControlBlock, DIRECT_BLOCK_BYTES, Extent, Slabs};
 use headworks_ring::view_of_buffer;
 use headworks_verbs::{AllocRequest, Buffer, Device, Pages};
 use slab::Slab;
@@ -18,7 +17,7 @@ use crate::memory_quota::MemoryQuota;
 use crate::snapshot::Traffic;
 
 /// Length of a direct connection's first ring, in bytes.
-const FIRST_RING: u32 = 2048;
+const FIRST_RING: u32 = 512;
 
 /// Pages are allocated in steps of this many bytes.
 const RESERVED_STEP: u32 = 64 << 10;
@@ -54,8 +53,9 @@ struct Allotment {
     generation: u32,
     block: ControlBlock,
     block_extent: Extent,
-    /// Rings that the application may use, by number. The last one is the latest.
-    rings: VecDeque<(u64, Extent)>,
+    /// The latest ring and its number, and the one before, which the application may still use.
+    ring: (u64, Extent),
+    before: Option<(u64, Extent)>,
     /// Bytes sent and received at the last look at the words that the applications write.
     seen: (u64, u64),
     /// Whether this session's application has left the connection, and whether the other one has.
@@ -153,7 +153,7 @@ impl PairMemory {
         if state.connections.len() >= PAIR_CONNECTIONS as usize {
             return None;
         }
-        let block = self.take(state, BLOCK_BYTES)?;
+        let block = self.take(state, DIRECT_BLOCK_BYTES)?;
         let Some(ring) = self.take(state, FIRST_RING) else {
             self.give(state, block);
             return None;
@@ -172,7 +172,8 @@ impl PairMemory {
             generation,
             block: prepared,
             block_extent: block,
-            rings: VecDeque::from([(1, ring)]),
+            ring: (1, ring),
+            before: None,
             seen: (0, 0),
             has_left: false,
             has_peer_left: false,
@@ -202,12 +203,13 @@ impl PairMemory {
         }
         let mut over = state.connections.remove(place.number as usize);
         state.ended += over.traffic();
-        let rings = over.rings.into_iter().map(|(_, ring)| ring);
+        let rings = over.before.into_iter().chain([over.ring]);
         // Its view of the memory is dropped before the memory is given back.
         drop(over.block);
-        for extent in rings.chain([over.block_extent]) {
-            self.give(state, extent);
+        for (_, ring) in rings {
+            self.give(state, ring);
         }
+        self.give(state, over.block_extent);
     }
 
     /// Serves what the application asked for in the control block `block` of a connection: takes back rings that it has
@@ -218,14 +220,10 @@ impl PairMemory {
         let Some(one) = state.allotment(place) else {
             return false;
         };
-        let mut freed = Vec::new();
-        while one.rings.len() > 1 && one.rings.front().is_some_and(|(at, _)| *at < left) {
-            freed.extend(one.rings.pop_front());
-        }
-        let latest = one.rings.back().map_or(0, |(number, _)| *number);
-        let next = latest + 1;
-        let is_due = wanted == next as u32 && one.rings.len() == 1;
-        for (_, ring) in freed {
+        let freed = one.before.take_if(|(number, _)| *number < left);
+        let next = one.ring.0 + 1;
+        let is_due = wanted == next as u32 && one.before.is_none();
+        if let Some((_, ring)) = freed {
             self.give(state, ring);
         }
         let len = len.clamp(FIRST_RING, RING_MAX).next_power_of_two();
@@ -236,7 +234,7 @@ impl PairMemory {
             return false;
         };
         if let Some(one) = state.allotment(place) {
-            one.rings.push_back((next, ring));
+            one.before = Some(std::mem::replace(&mut one.ring, (next, ring)));
         }
         block.offer_ring(next, ring);
         true

@@ -134,7 +134,7 @@ proptest! {
         writer.ring.write(0, &bytes);
         reader.offer(&slabs, extent(8192, 1024)).unwrap();
         'tails: for tail in tails {
-            writer.tail.publish(tail);
+            writer.block.tail(Direction::Egress).publish(tail);
             for _ in 0..200 {
                 match reader.next(&slabs) {
                     Ok(None) => continue 'tails,
@@ -160,7 +160,7 @@ fn many_pads_are_refused() {
     for at in [0, 8] {
         writer.ring.write(at, &header(PAD, 0));
     }
-    writer.tail.publish(16);
+    writer.block.tail(Direction::Egress).publish(16);
     assert_eq!(reader.next(&slabs), Err(ContractError::RecordKind(PAD)));
 }
 
@@ -222,7 +222,7 @@ fn a_head_between_records_is_refused() {
     let slabs = slabs(&[1 << 20]);
     let (mut writer, _reader) = ends(&slabs, 512);
     assert_eq!(writer.write(&slabs, &[7; 480]), Ok(480));
-    writer.head.publish(3);
+    writer.block.head(Direction::Egress).publish(3);
     let refused = writer.write(&slabs, &[7; 480]);
     assert_eq!(refused, Err(ContractError::ControlBlock));
 }

@@ -272,7 +272,7 @@ proptest! {
         let slabs = slabs(&[SLAB]);
         let (mut writer, reader) = ends(&slabs, 512);
         writer.publish(come);
-        reader.head.publish(head);
+        reader.block.head(Direction::Ingress).publish(head);
         // `look` does not read the head while nothing has arrived.
         prop_assert_eq!(writer.look().is_ok(), come == 0 || head <= come);
         prop_assert!(writer.consumed() <= come);
@@ -296,7 +296,7 @@ proptest! {
             writer.publish(position);
             let to = slabs.view(extent((512 + at * 32) as u64, 8)).unwrap();
             to.write(0, &word.to_le_bytes()).unwrap();
-            reader.head.publish(head.max(writer.consumed()));
+            reader.block.head(Direction::Ingress).publish(head.max(writer.consumed()));
             if writer.look().is_err() {
                 continue;
             }

@@ -26,7 +26,7 @@ use super::{ServiceError, system};
 /// A direct connection whose descriptor the thread makes ready.
 struct Watched {
     /// The connection as the daemon announced it.
-    known: ConnectionShared,
+    known: Arc<ConnectionShared>,
     /// State that the connection's calls share with the thread.
     state: Arc<PollState>,
     /// The thread's end of the pair of sockets.
@@ -76,7 +76,7 @@ impl DescriptorThread {
 /// [`ServiceError::InPoller`]; [`ServiceError::System`] if there can be no thread or poller.
 pub(super) fn watch(
     connection: &ServiceConnection,
-    known: ConnectionShared,
+    known: Arc<ConnectionShared>,
     socket: OwnedFd,
 ) -> Result<(), ServiceError> {
     let shared = &connection.shared;

@@ -294,7 +294,7 @@ impl Poller {
     /// Adds the connection of a stream that has entered this poller already.
     pub(super) fn add_known(
         &mut self,
-        known: ConnectionShared,
+        known: Arc<ConnectionShared>,
         state: Arc<PollState>,
         key: u64,
         interest: Interest,
@@ -306,7 +306,7 @@ impl Poller {
 
     fn insert(
         &mut self,
-        (known, names): (ConnectionShared, Vec<(usize, u32)>),
+        (known, names): (Arc<ConnectionShared>, Vec<(usize, u32)>),
         state: Arc<PollState>,
         key: u64,
         interest: Interest,

@@ -106,10 +106,10 @@ impl Stream {
     }
 
     /// Returns the connection as the daemon announced it, if no call of another handle is in progress.
-    pub(super) fn known(&mut self) -> Result<ConnectionShared, ServiceError> {
+    pub(super) fn known(&mut self) -> Result<Arc<ConnectionShared>, ServiceError> {
         let (sending, receiving) = (self.writer.cell.try_lock(), self.reader.cell.try_lock());
         match (sending, receiving) {
-            (Some(sending), Some(_)) => Ok((*sending.half.half).clone()),
+            (Some(sending), Some(_)) => Ok(sending.half.half.known().clone()),
             _ => Err(ServiceError::Busy),
         }
     }
@@ -237,7 +237,7 @@ impl Stream {
                         let request = |session: &mut Session| session.watch(connection.handle);
                         connection.shared.request_with_fd(other, request)?;
                     }
-                    Some(_) => descriptor_thread::watch(connection, (**half).clone(), other)?,
+                    Some(_) => descriptor_thread::watch(connection, half.known().clone(), other)?,
                 }
                 let _ = connection.readiness.set(watch.readiness().clone());
                 receiving.watch = Some(watch.another());

@@ -13,7 +13,7 @@ pub(super) struct PolledStream {
     pub(super) key: u64,
     pub(super) interest: Interest,
     pub(super) state: Arc<PollState>,
-    pub(super) known: ConnectionShared,
+    pub(super) known: Arc<ConnectionShared>,
     /// The sets that name it, and its number in each.
     pub(super) names: Vec<(usize, u32)>,
     pub(super) is_unsettled: bool,
@@ -122,7 +122,7 @@ mod tests {
 
     use super::*;
 
-    fn polled(known: &ConnectionShared, interest: Interest) -> PolledStream {
+    fn polled(known: &Arc<ConnectionShared>, interest: Interest) -> PolledStream {
         PolledStream {
             key: 1,
             interest,
@@ -149,7 +149,7 @@ mod tests {
     #[test]
     fn a_peer_cannot_have_a_stream_reported_that_has_nothing() {
         let ([mut near, far], [memory, _]) = direct_pair();
-        let mut polled = polled(&far.connection, Interest::RECEIVE);
+        let mut polled = polled(far.connection.receiving.known(), Interest::RECEIVE);
         near.connection.sending.send(b"some").expect("sends");
         assert!(settle(&mut polled).is_some_and(|event| event.is_readable));
         let mut receiving = far.connection.receiving;
@@ -181,7 +181,10 @@ mod tests {
     #[test]
     fn bytes_that_the_daemon_has_moved_are_reported_again_to_an_edge_triggered_caller() {
         let ([mut near, far], _memory) = direct_pair();
-        let mut polled = polled(&far.connection, Interest::RECEIVE.edge_triggered());
+        let mut polled = polled(
+            far.connection.receiving.known(),
+            Interest::RECEIVE.edge_triggered(),
+        );
         near.connection.sending.send(b"to be moved").expect("sends");
         assert!(settle(&mut polled).is_some_and(|event| event.is_readable));
         assert_eq!(settle(&mut polled), None);
