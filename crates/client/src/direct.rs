@@ -1,11 +1,15 @@
 //! The direct path: two applications of one machine exchange bytes through memory that both have mapped, without their
 //! daemons.
 //!
-//! Two sessions that have direct connections with each other are a *pair*. Each direction of a pair has memory of its
-//! own, which the sender's daemon makes. It begins with two [wake sets](WakeSet): the connections on which bytes arrived,
-//! for the receiver's poller, and those on which room was made, for the sender's. Behind them lie the control blocks and
-//! the rings of the connections. A block has the layout of a [control block](crate::control_block), with the sender in the
-//! place of the daemon, and ends before the descriptors:
+//! Two sessions that have direct connections with each other are a *pair*. Each direction of a pair has memory of its own,
+//! which the sender's daemon makes. So each daemon allocates, counts and limits the memory of its own applications, also where
+//! the two have different daemons. The memory of a connection is free again once both applications have left the connection,
+//! because a session may open many in its life.
+//!
+//! The memory of a direction begins with two [wake sets](WakeSet): the connections on which bytes arrived, for the receiver's
+//! poller, and those on which room was made, for the sender's. Behind them lie the control blocks and the rings of the
+//! connections. A block has the layout of a [control block](crate::control_block), with the sender in the place of the daemon,
+//! and ends before the descriptors:
 //!
 //! | offset | written by | what |
 //! |---|---|---|

@@ -474,8 +474,11 @@ impl MemoryState {
         if self.poison
             && let Ok(view) = self.slabs.view(extent)
         {
-            for at in (0..view.len()).step_by(POISON.len()) {
-                let filled = view.write(at, &POISON);
+            // Many words at a time.
+            let pattern = POISON.repeat(512);
+            for at in (0..view.len()).step_by(pattern.len()) {
+                let len = pattern.len().min(view.len() - at);
+                let filled = view.write(at, &pattern[..len]);
                 debug_assert_eq!(filled, Ok(()));
             }
         }
@@ -490,8 +493,13 @@ impl MemoryState {
         let mut bytes = vec![0; extent.len as usize];
         let read = self.slabs.read(extent, &mut bytes);
         debug_assert_eq!(read, Ok(()));
-        let mut words = bytes.chunks(POISON.len());
-        if words.any(|word| word != POISON && word != [0; 8]) {
+        let (words, _) = bytes.as_chunks::<8>();
+        let poison = u64::from_ne_bytes(POISON);
+        let is_touched = |word: &[u8; 8]| {
+            let word = u64::from_ne_bytes(*word);
+            word != poison && word != 0
+        };
+        if words.iter().any(is_touched) {
             self.overwritten += 1;
         }
     }
