@@ -8,15 +8,20 @@ fn main() -> Result<(), ServiceError> {
     let service = Service::open("echo-server")?;
     let listener = service.listen(7000, 128)?;
     println!("listening on port {}", listener.port());
-    loop {
-        let stream = listener.accept()?;
-        thread::spawn(move || {
-            let peer = stream.peer_addr();
-            if let Err(error) = echo(stream) {
-                eprintln!("{peer}: {error}");
-            }
-        });
-    }
+    // If the daemon ends, there are no new connections, but direct ones go on. The scope ends after the last one.
+    thread::scope(|scope| {
+        loop {
+            let stream = listener
+                .accept()
+                .inspect_err(|error| eprintln!("no more connections: {error}"))?;
+            scope.spawn(move || {
+                let peer = stream.peer_addr();
+                if let Err(error) = echo(stream) {
+                    eprintln!("{peer}: {error}");
+                }
+            });
+        }
+    })
 }
 
 fn echo(mut stream: Stream) -> Result<(), ServiceError> {
