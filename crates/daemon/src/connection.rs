@@ -322,10 +322,12 @@ impl Connection {
         }
     }
 
-    /// Whether everything written here has arrived, and the end of the stream was sent, or a reset takes its place.
+    /// Whether everything written here has arrived, and the end of the stream was sent. If the application left unread data
+    /// and did not end the stream itself, a reset takes the place of the end.
     pub(crate) fn is_all_delivered(&self) -> bool {
         let is_end_told = match self.life.application {
-            Use::LeftUnread => self.egress.end().is_some(),
+            Use::LeftUnread if !self.egress.is_end_written() => self.egress.end().is_some(),
+            Use::LeftUnread => self.life.sent >= Sent::End,
             Use::Open | Use::Left | Use::LeftLate => self.life.sent >= Sent::End,
         };
         is_end_told && self.egress.is_settled()
@@ -409,7 +411,7 @@ impl Connection {
 
     fn is_end_due(&self) -> bool {
         self.is_alive()
-            && self.life.application != Use::LeftUnread
+            && (self.life.application != Use::LeftUnread || self.egress.is_end_written())
             && self.life.sent < Sent::End
             && self.egress.end().is_some()
     }

@@ -95,6 +95,8 @@ pub(crate) struct EgressHalf {
     in_line: u64,
     window: u64,
     is_ended: bool,
+    /// Whether the application ended the stream itself, and did not only close the connection.
+    is_end_written: bool,
 }
 
 /// Result of a turn.
@@ -148,6 +150,7 @@ impl EgressHalf {
             in_line: 0,
             window: 0,
             is_ended: false,
+            is_end_written: false,
         }
     }
 
@@ -218,6 +221,7 @@ impl EgressHalf {
             }
             RecordKind::End => {
                 self.is_ended = true;
+                self.is_end_written = true;
                 flight.is_issued = true;
             }
         }
@@ -494,6 +498,11 @@ impl EgressHalf {
     /// Position at which the stream ends, once everything before it was sent.
     pub(crate) fn end(&self) -> Option<u64> {
         self.is_ended.then_some(self.sent)
+    }
+
+    /// Whether the application ended the stream itself, and did not only close the connection.
+    pub(crate) fn is_end_written(&self) -> bool {
+        self.is_end_written
     }
 
     /// Bytes of records that were released to the application.

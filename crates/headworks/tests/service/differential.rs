@@ -8,7 +8,7 @@
 //! |---|---|---|---|
 //! | a call that reaches its time limit | `TimedOut` | `WouldBlock` | Linux has one error number for both |
 //! | sending after the other end has closed | `ConnectionReset` each time | `ConnectionReset` or `BrokenPipe` | TCP reports a reset once, to the first call of either direction |
-//! | receiving after the other end has closed with unread bytes, or after bytes have reached it when it was closed | everything that it sent, then each time `ConnectionReset` or, if it had received everything, the end | a part of it; then `ConnectionReset`, or the end if a call has reported the reset | a reset of TCP overtakes bytes |
+//! | receiving after the other end has closed with unread bytes, or after bytes have reached it when it was closed | everything that it sent, then each time `ConnectionReset` or, if the other end had ended its stream or it had received everything, the end | a part of it; then `ConnectionReset`, or the end if a call has reported the reset | a reset of TCP overtakes bytes |
 //! | receiving into no memory | 0 | 0, or `WouldBlock` if nothing is there | the service does not look |
 //! | ending a stream again | done | done, or `NotConnected` if both streams have ended | the kernel has forgotten the connection |
 //! | any call behind these | as before | not compared | the same |
@@ -341,4 +341,35 @@ fn limits_are_the_same_in_both_ways() {
     drop(listener);
     let refused = TcpStream::connect(at).expect_err("nobody listens");
     assert_eq!(refused.kind(), kinds[2], "as over TCP");
+}
+
+/// A stream that was ended before its connection was closed ends, whatever the other end left unreceived.
+#[test]
+fn an_ended_stream_ends_although_the_rest_is_reset() {
+    for is_direct in [false, true] {
+        let way = Way::new(is_direct);
+        for sent in [10, 34_000, 200_000] {
+            for _ in 0..40 {
+                let (mut near, mut far) = way.connect(false, &[]);
+                near.send_all(&[1; 239]).expect("sends");
+                far.set_nonblocking(true);
+                let sent = far.send(&vec![2; sent]).expect("there is room");
+                assert!(sent > 2);
+                near.recv(&mut [0; 2]).expect("receives a part");
+                near.end().expect("ends");
+                drop(near);
+                far.set_nonblocking(false);
+                let mut received = 0;
+                let mut buffer = [0; 1024];
+                loop {
+                    match far.recv(&mut buffer).expect("bytes, or the end") {
+                        0 => break,
+                        len => received += len,
+                    }
+                }
+                assert_eq!(received, 239);
+            }
+        }
+        way.daemon.rests();
+    }
 }
