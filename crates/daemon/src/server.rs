@@ -259,6 +259,8 @@ struct Inner {
     /// Sessions with packets to send. `unsaid`: peers with messages to send.
     unsent: BTreeSet<SessionId>,
     unsaid: BTreeSet<PeerId>,
+    /// Peers whose sockets were full at the last attempt, and are watched for room.
+    full: BTreeSet<PeerId>,
     /// Peers whose control streams may hold messages that were received and not handled.
     half_heard: BTreeSet<PeerId>,
     told: mpsc::Receiver<ServerMessage>,
@@ -391,6 +393,7 @@ impl DaemonServer {
             peers: BTreeMap::new(),
             unsent: BTreeSet::new(),
             unsaid: BTreeSet::new(),
+            full: BTreeSet::new(),
             half_heard: BTreeSet::new(),
             told,
             woken,
@@ -711,6 +714,7 @@ impl Inner {
                 Output::Dial(to) => self.dial(to),
                 Output::ToPeer { peer, message } => self.say(peer, &message),
                 Output::HangUp(peer) => {
+                    self.full.remove(&peer);
                     if let Some(mut control) = self.peers.remove(&peer) {
                         // Earlier messages are still sent, if the socket takes them.
                         let _ = control.flush();

@@ -30,6 +30,9 @@ mod other_transport;
 pub use bring_up::BringUpOverStream;
 pub use other_transport::ControlTransport;
 
+/// Bytes of queued messages that are sent at once.
+const QUEUED_MAX: usize = 16 << 10;
+
 /// Longest control message, in bytes.
 pub const CONTROL_MESSAGE_MAX: usize = 64 << 10;
 /// Seconds without an answer after which the other host counts as gone.
@@ -213,11 +216,24 @@ impl ControlStream {
     /// Sends a message of up to [`CONTROL_MESSAGE_MAX`] bytes. Keeps what the socket does not take for
     /// [`ControlStream::flush`].
     pub fn send_control(&mut self, message: &[u8]) -> Result<(), NetError> {
+        self.queue_control(message)?;
+        self.flush().map(drop)
+    }
+
+    /// Queues a message: call [`flush`](Self::flush) soon. So several messages take one system call. Many are sent at once.
+    ///
+    /// # Errors
+    ///
+    /// As [`send_control`](Self::send_control).
+    pub fn queue_control(&mut self, message: &[u8]) -> Result<(), NetError> {
         if self.unwritten.len() > UNWRITTEN_MAX {
             return Err(NetError::Full);
         }
         encode_frame(&mut self.unwritten, &[message], CONTROL_MESSAGE_MAX)?;
-        self.flush().map(drop)
+        match self.unwritten.len() < QUEUED_MAX {
+            true => Ok(()),
+            false => self.flush().map(drop),
+        }
     }
 
     /// Like [`ControlStream::send_control`], with a file, over a Unix socket. The other end [takes](Self::take_file) files in

@@ -86,7 +86,6 @@ impl Inner {
                     return self.part(session);
                 }
             }
-            self.apply();
         }
     }
 

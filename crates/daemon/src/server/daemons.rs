@@ -106,6 +106,7 @@ impl Inner {
         }
     }
 
+    /// Handles a batch of messages. What they cause goes out together, with the next [`apply`](Self::apply).
     pub(super) fn receive_from_peer(&mut self, peer: PeerId) {
         for _ in 0..BATCH {
             let Some(control) = self.peers.get_mut(&peer) else {
@@ -130,7 +131,6 @@ impl Inner {
                 Ok(None) => return,
                 Ok(Some(_)) | Err(_) => return self.lose(peer),
             }
-            self.apply();
         }
         // The stream may have buffered more messages in this process. No event of its descriptor reports them.
         self.half_heard.insert(peer);
@@ -150,7 +150,7 @@ impl Inner {
         let Some(control) = self.peers.get_mut(&peer) else {
             return;
         };
-        match control.send_control(message) {
+        match control.queue_control(message) {
             Ok(()) => drop(self.unsaid.insert(peer)),
             Err(error) => {
                 // A daemon that stops says farewell also to itself, and to others that stop too.
@@ -187,6 +187,7 @@ impl Inner {
     fn lose(&mut self, peer: PeerId) {
         self.peers.remove(&peer);
         self.unsaid.remove(&peer);
+        self.full.remove(&peer);
         self.daemon.peer_gone(peer);
     }
 
@@ -205,9 +206,15 @@ impl Inner {
             };
             match flushed {
                 Ok(is_empty) => {
-                    self.watch_room(control, Token::Peer(peer), !is_empty);
-                    if !is_empty {
-                        self.unsaid.insert(peer);
+                    if is_empty == self.full.contains(&peer) {
+                        self.watch_room(control, Token::Peer(peer), !is_empty);
+                    }
+                    match is_empty {
+                        true => drop(self.full.remove(&peer)),
+                        false => {
+                            self.unsaid.insert(peer);
+                            self.full.insert(peer);
+                        }
                     }
                 }
                 Err(_) => self.lose(peer),
