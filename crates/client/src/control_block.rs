@@ -101,7 +101,7 @@ impl ControlBlock {
             return Err(ContractError::ControlBlock);
         }
         let view = slabs.view(extent)?;
-        // Words of the block are looked up without an error below.
+        // Refuses memory that is not aligned to words, so that the look-ups below cannot fail.
         view.atomic_u64(STATUS)
             .map_err(|_| ContractError::ControlBlock)?;
         Ok(Self { view })

@@ -352,6 +352,8 @@ pub(crate) struct DirectSender {
     /// Number of the ring that was asked for, and of the latest one that the daemon was seen to hand out.
     wanted: u64,
     offered: u64,
+    /// Bytes sent when it was asked for.
+    wanted_at: u64,
 }
 
 impl DirectSender {
@@ -445,16 +447,19 @@ impl DirectSender {
     }
 
     /// Decides whether to ask the daemon for a longer ring, for `bytes` that found no room. Returns the number of that ring and
-    /// its length, once for each ring.
+    /// its length: once for each ring, and again now and then, because the daemon may have had no memory.
     pub(crate) fn wants_ring(&mut self, bytes: usize) -> Option<(u64, u32)> {
         let number = self.writer.number() + 1;
         let len = self.writer.rings().last().map_or(0, |ring| ring.len());
         let is_short = (bytes as u64 * 4 > len && len < u64::from(RING_MAX)) || len < HOLDS;
-        if !is_short || self.writer.is_extended() || self.wanted == number {
+        let is_asked =
+            self.wanted == number && self.writer.come() - self.wanted_at < ASKED_EVERY * len;
+        if !is_short || self.writer.is_extended() || is_asked {
             return None;
         }
-        self.wanted = number;
-        let want = (len * 4).max(bytes as u64).clamp(HOLDS, RING_MAX.into());
+        (self.wanted, self.wanted_at) = (number, self.writer.come());
+        let least = if len < SECOND { SECOND } else { HOLDS };
+        let want = (len * 4).max(bytes as u64).clamp(least, RING_MAX.into());
         Some((number, (want as u32).next_power_of_two()))
     }
 
@@ -509,9 +514,13 @@ impl DirectSender {
 
 /// Length of the longest ring of a direct connection, in bytes.
 pub const RING_MAX: u32 = 1 << 20;
-/// Length of the shortest ring that is handed out after bytes found no room in the first one. An application that sends many
-/// short requests before it receives the first answer relies on room for them.
+/// Length of the shortest ring that is asked for after bytes found no room in the first one.
+const SECOND: u64 = 8 << 10;
+/// Length of the shortest ring that is asked for after that. An application that sends many short requests before it receives
+/// the first answer relies on room for them.
 const HOLDS: u64 = 64 << 10;
+/// Rings full of bytes that are sent before a ring that the daemon did not hand out is asked for again.
+const ASKED_EVERY: u64 = 64;
 
 /// The direction from the peer.
 #[derive(Debug)]
@@ -608,6 +617,7 @@ pub(crate) fn connect(
         is_ended_late: false,
         wanted: 1,
         offered: 0,
+        wanted_at: 0,
         shared: shared.clone(),
     };
     let receiver = DirectReceiver {

@@ -6,7 +6,7 @@ use headworks_wire::Malformed;
 use crate::slabs::Extent;
 
 /// The other end broke the contract. The daemon then ends the session, or the connection that owns the
-/// memory. For an application it means that its daemon is gone or faulty.
+/// memory. For an application it means that its daemon, or the peer of a direct connection, is gone or faulty.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ContractError {

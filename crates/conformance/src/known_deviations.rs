@@ -265,7 +265,7 @@ pub const RXE: &[Deviation] = &[
             "READ, CMP_SWAP or FETCH_ADD with a fence, behind an atomic",
         ),
         demanded: "the request is executed once the atomic is done (9.4.4)",
-        observed: "on Debian's 6.1.0-56 sometimes no completion: one such READ in about 20 waits without end. 6.1.0-55 executed all",
+        observed: "on Debian's 6.1.0-56 sometimes no completion: one such READ in about 20 waits without end, and atomics wait in the same way. 6.1.0-55 executed all",
     },
     Deviation {
         cases: &["matrix::fenced_and_sent_again"],

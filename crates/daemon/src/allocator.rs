@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use headworks_client::Extent;
 
-/// Binary logarithm of the shortest extent's length: 512 bytes, the length of a control block.
+/// Binary logarithm of the shortest extent's length: 256 bytes, the shortest ring.
 pub const LEAST_LOG: u32 = 8;
 
 /// Allocator over several slabs.
@@ -128,7 +128,7 @@ mod tests {
             }
             taken.into_iter().for_each(|one| pool.give(one));
             prop_assert!(pool.take(14).is_some() && pool.take(13).is_some());
-            prop_assert!(pool.take(9).is_none());
+            prop_assert!(pool.take(LEAST_LOG).is_none());
         }
     }
 

@@ -50,10 +50,12 @@ enum Use {
     Open,
     /// The application has closed the end or exited.
     Left,
-    /// As [`Use::Left`], and data for the end was not read. A reset tells the peer in place of the end of the stream, once
-    /// everything written here has arrived: a peer that was told of the end might not see the reset behind it.
+    /// As [`Use::Left`], data for the end was not read, and the application has not ended the stream. A reset tells the peer in
+    /// place of the end of the stream, once everything written here has arrived: a peer that was told of the end might not
+    /// see the reset behind it.
     LeftUnread,
-    /// As [`Use::Left`], and data came later, or the application is gone. A reset tells the peer after the end of the
+    /// As [`Use::Left`], and data came later, or was not read after the application had ended the stream, or the application
+    /// is gone. A reset tells the peer after the end of the
     /// stream.
     LeftLate,
 }
@@ -322,12 +324,10 @@ impl Connection {
         }
     }
 
-    /// Whether everything written here has arrived, and the end of the stream was sent. If the application left unread data
-    /// and did not end the stream itself, a reset takes the place of the end.
+    /// Whether everything written here has arrived, and the end of the stream was sent, or a reset takes its place.
     pub(crate) fn is_all_delivered(&self) -> bool {
         let is_end_told = match self.life.application {
-            Use::LeftUnread if !self.egress.is_end_written() => self.egress.end().is_some(),
-            Use::LeftUnread => self.life.sent >= Sent::End,
+            Use::LeftUnread => self.egress.end().is_some(),
             Use::Open | Use::Left | Use::LeftLate => self.life.sent >= Sent::End,
         };
         is_end_told && self.egress.is_settled()
@@ -411,7 +411,7 @@ impl Connection {
 
     fn is_end_due(&self) -> bool {
         self.is_alive()
-            && (self.life.application != Use::LeftUnread || self.egress.is_end_written())
+            && self.life.application != Use::LeftUnread
             && self.life.sent < Sent::End
             && self.egress.end().is_some()
     }
@@ -456,6 +456,10 @@ impl Connection {
 
     /// Adds the connection to its group's control queue, if it has a control frame to send and is not queued.
     pub(crate) fn queue(&mut self, group: &mut QpGroup) {
+        // The peer is told of an end that the application wrote, before the reset.
+        if self.life.application == Use::LeftUnread && self.egress.is_end_written() {
+            self.life.application = Use::LeftLate;
+        }
         // The reset for unread data is sent only when everything else is done.
         let is_reset_due = matches!(self.life.application, Use::LeftUnread | Use::LeftLate);
         if is_reset_due && self.is_all_delivered() {

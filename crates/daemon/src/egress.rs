@@ -95,8 +95,6 @@ pub(crate) struct EgressHalf {
     in_line: u64,
     window: u64,
     is_ended: bool,
-    /// Whether the application ended the stream itself, and did not only close the connection.
-    is_end_written: bool,
 }
 
 /// Result of a turn.
@@ -150,7 +148,6 @@ impl EgressHalf {
             in_line: 0,
             window: 0,
             is_ended: false,
-            is_end_written: false,
         }
     }
 
@@ -221,7 +218,6 @@ impl EgressHalf {
             }
             RecordKind::End => {
                 self.is_ended = true;
-                self.is_end_written = true;
                 flight.is_issued = true;
             }
         }
@@ -502,7 +498,7 @@ impl EgressHalf {
 
     /// Whether the application ended the stream itself, and did not only close the connection.
     pub(crate) fn is_end_written(&self) -> bool {
-        self.is_end_written
+        self.egress.is_ended()
     }
 
     /// Bytes of records that were released to the application.

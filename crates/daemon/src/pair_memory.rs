@@ -17,9 +17,10 @@ use crate::memory_quota::MemoryQuota;
 use crate::snapshot::Traffic;
 
 /// Length of a direct connection's first ring, in bytes.
-const FIRST_RING: u32 = 512;
+const FIRST_RING: u32 = 1024;
 
-/// Pages are allocated in steps of this many bytes.
+/// Pages are allocated in steps of this many bytes, because a system call for each connection would take longer than the rest
+/// of making one.
 const RESERVED_STEP: u32 = 64 << 10;
 
 /// Bytes by which a connection's statistics grow at most between two looks. The other application can write any number there.
@@ -30,6 +31,8 @@ pub struct PairMemory {
     buffer: Arc<dyn Buffer>,
     slabs: Slabs,
     quota: Arc<MemoryQuota>,
+    /// Name of the application whose memory it is.
+    name: String,
     state: Mutex<State>,
 }
 
@@ -43,8 +46,21 @@ struct State {
     generation: u32,
     /// Bytes of connections that have ended.
     ended: Traffic,
-    /// Whether it was logged that another connection found no room.
-    is_lack_logged: bool,
+    /// Kinds of lacks that were logged.
+    logged: Vec<std::mem::Discriminant<Lack>>,
+}
+
+/// Why there is no memory for a connection or for a longer ring.
+#[derive(Debug)]
+enum Lack {
+    /// The pair has as many connections as it can have.
+    Places,
+    /// The application's direct connections take half of `memory_each`.
+    Quota,
+    /// The memory of this direction is used up: `direct_bytes`.
+    Space,
+    /// The operating system has no memory.
+    System(io::Error),
 }
 
 /// Memory of one connection.
@@ -53,8 +69,9 @@ struct Allotment {
     generation: u32,
     block: ControlBlock,
     block_extent: Extent,
-    /// The latest ring and its number, and the one before, which the application may still use.
+    /// The latest ring, and its number.
     ring: (u64, Extent),
+    /// The ring before, while the application may still use it, and its number.
     before: Option<(u64, Extent)>,
     /// Bytes sent and received at the last look at the words that the applications write.
     seen: (u64, u64),
@@ -69,6 +86,7 @@ impl PairMemory {
         device: &dyn Device,
         bytes: u32,
         quota: Arc<MemoryQuota>,
+        name: &str,
     ) -> Result<Arc<Self>, Refusal> {
         let request = AllocRequest {
             len: bytes as usize,
@@ -91,13 +109,17 @@ impl PairMemory {
         state.reserved = vec![false; bytes.div_ceil(RESERVED_STEP) as usize];
         // The header lies at the beginning: the first extent of an empty allocator.
         let header = state.pool.take(log_of(HEADER_BYTES));
-        debug_assert_eq!(header.map(|header| header.offset), Some(0));
-        let reserved = header.map(|header| state.reserve(&buffer, &header));
-        reserved.transpose().map_err(|_| Refusal::Memory)?;
+        let header = header.filter(|header| header.offset == 0);
+        let header = header.ok_or(Refusal::Memory)?;
+        state.reserve(&buffer, &header).map_err(|error| {
+            tracing::warn!("cannot allocate memory for direct connections: {error}");
+            Refusal::Memory
+        })?;
         Ok(Arc::new(Self {
             buffer,
             slabs,
             quota,
+            name: name.to_owned(),
             state: Mutex::new(state),
         }))
     }
@@ -111,53 +133,74 @@ impl PairMemory {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn take(&self, state: &mut State, bytes: u32) -> Option<Extent> {
+    fn take(&self, state: &mut State, bytes: u32) -> Result<Extent, Lack> {
         if !self.quota.take_direct(bytes.into()) {
-            return None;
+            return Err(Lack::Quota);
         }
         let Some(extent) = state.pool.take(log_of(bytes)) else {
             self.quota.give_direct(bytes.into());
-            return None;
+            return Err(Lack::Space);
         };
-        if let Err(error) = state.reserve(&self.buffer, &extent) {
-            tracing::warn!(
-                "no memory for a direct connection, which goes through the daemons: {error}"
-            );
-            self.give(state, extent);
-            return None;
+        match state.reserve(&self.buffer, &extent) {
+            Ok(()) => Ok(extent),
+            Err(error) => {
+                self.give(state, extent);
+                Err(Lack::System(error))
+            }
         }
-        Some(extent)
     }
 
     fn give(&self, state: &mut State, extent: Extent) {
+        // Long rings give their pages back. Those of other extents stay allocated until the pair has no connections.
+        if extent.len >= RESERVED_STEP {
+            state.release(&self.buffer, extent.offset, extent.len.into());
+        }
         state.pool.give(extent);
         self.quota.give_direct(extent.len.into());
     }
 
-    /// Makes room for another connection. `None`: there is none, and the connection goes through the daemons. The first time,
-    /// that is logged with the name of the application, `name`.
-    pub(crate) fn open(&self, name: &str) -> Option<TakenPlace> {
-        let state = &mut *self.state();
-        let opened = self.open_in(state);
-        if opened.is_none() && !std::mem::replace(&mut state.is_lack_logged, true) {
-            let (count, bytes) = (state.connections.len(), self.quota.direct());
-            tracing::warn!(
-                "more connections of application {name:?} to the same other one go through the daemons: it has {count} direct \
-                 ones of at most {PAIR_CONNECTIONS}, and its direct connections take {bytes} bytes, at most half of memory_each"
-            );
+    /// Logs the first lack of each kind, and what follows from it.
+    fn log(&self, state: &mut State, lack: &Lack, then: &str) {
+        let kind = std::mem::discriminant(lack);
+        if state.logged.contains(&kind) {
+            return;
         }
-        opened
+        state.logged.push(kind);
+        let name = &self.name;
+        match lack {
+            Lack::Places => tracing::warn!(
+                "application {name:?} has {PAIR_CONNECTIONS} direct connections with another one, which is the most: {then}"
+            ),
+            Lack::Quota => tracing::warn!(
+                "direct connections of application {name:?} take half of memory_each: {then}; raise memory_each for more"
+            ),
+            Lack::Space => tracing::warn!(
+                "direct connections of application {name:?} with another one take all of direct_bytes: {then}; raise \
+                 direct_bytes for more"
+            ),
+            Lack::System(error) => tracing::warn!(
+                "the machine has no memory for direct connections of application {name:?} ({error}): {then}"
+            ),
+        }
     }
 
-    fn open_in(&self, state: &mut State) -> Option<TakenPlace> {
+    /// Makes room for another connection. `None`: there is none, and the connection goes through the daemons.
+    pub(crate) fn open(&self) -> Option<TakenPlace> {
+        let state = &mut *self.state();
+        let opened = self.open_in(state);
+        opened
+            .inspect_err(|lack| self.log(state, lack, "further ones go through the daemons"))
+            .ok()
+    }
+
+    fn open_in(&self, state: &mut State) -> Result<TakenPlace, Lack> {
         if state.connections.len() >= PAIR_CONNECTIONS as usize {
-            return None;
+            return Err(Lack::Places);
         }
         let block = self.take(state, DIRECT_BLOCK_BYTES)?;
-        let Some(ring) = self.take(state, FIRST_RING) else {
-            self.give(state, block);
-            return None;
-        };
+        let ring = self
+            .take(state, FIRST_RING)
+            .inspect_err(|_| self.give(state, block))?;
         let number = state.connections.vacant_key() as u32;
         let place = DirectPlace {
             number,
@@ -165,7 +208,7 @@ impl PairMemory {
             ring,
         };
         // The places are of this allocator.
-        let prepared = direct::prepare(&self.slabs, &place).ok()?;
+        let prepared = direct::prepare(&self.slabs, &place).map_err(|_| Lack::Space)?;
         state.generation = state.generation.wrapping_add(1);
         let generation = state.generation;
         state.connections.insert(Allotment {
@@ -178,7 +221,7 @@ impl PairMemory {
             has_left: false,
             has_peer_left: false,
         });
-        Some(TakenPlace { place, generation })
+        Ok(TakenPlace { place, generation })
     }
 
     /// Records that this session's application uses a connection no more.
@@ -191,7 +234,7 @@ impl PairMemory {
         self.leave_as(place, |one| one.has_peer_left = true);
     }
 
-    /// Frees a connection that neither application uses. The one that has it may still be reading.
+    /// Frees a connection that neither application uses.
     fn leave_as(&self, place: PlaceId, note: impl FnOnce(&mut Allotment)) {
         let state = &mut *self.state();
         let Some(one) = state.allotment(place) else {
@@ -210,6 +253,10 @@ impl PairMemory {
             self.give(state, ring);
         }
         self.give(state, over.block_extent);
+        if state.connections.is_empty() {
+            let step = u64::from(RESERVED_STEP);
+            state.release(&self.buffer, step, self.buffer.len() as u64 - step);
+        }
     }
 
     /// Serves what the application asked for in the control block `block` of a connection: takes back rings that it has
@@ -222,16 +269,24 @@ impl PairMemory {
         };
         let freed = one.before.take_if(|(number, _)| *number < left);
         let next = one.ring.0 + 1;
+        let present = one.ring.1.len;
         let is_due = wanted == next as u32 && one.before.is_none();
         if let Some((_, ring)) = freed {
             self.give(state, ring);
         }
-        let len = len.clamp(FIRST_RING, RING_MAX).next_power_of_two();
-        let Some(ring) = Some(len)
-            .filter(|_| is_due)
-            .and_then(|len| self.take(state, len))
-        else {
+        if !is_due {
             return false;
+        }
+        let mut len = len.clamp(FIRST_RING, RING_MAX).next_power_of_two();
+        let ring = loop {
+            match self.take(state, len) {
+                Ok(ring) => break ring,
+                Err(_) if len / 2 > present => len /= 2,
+                Err(lack) => {
+                    self.log(state, &lack, "some keep short rings");
+                    return false;
+                }
+            }
         };
         if let Some(one) = state.allotment(place) {
             one.before = Some(std::mem::replace(&mut one.ring, (next, ring)));
@@ -268,6 +323,18 @@ impl State {
             steps.fill(true);
         }
         Ok(())
+    }
+
+    /// Gives the pages of whole steps back to the operating system. They become zeros.
+    fn release(&mut self, buffer: &Arc<dyn Buffer>, offset: u64, len: u64) {
+        let Some(file) = buffer.file() else { return };
+        let step = u64::from(RESERVED_STEP);
+        let (first, end) = (offset.div_ceil(step), (offset + len) / step);
+        if first >= end || headworks_shm::release(file, first * step, (end - first) * step).is_err()
+        {
+            return;
+        }
+        self.reserved[first as usize..end as usize].fill(false);
     }
 
     /// The connection that has this use of a place, if it still exists.
@@ -314,26 +381,23 @@ mod tests {
         let fabric = Registry::open_at(directory.path().join("fabric")).unwrap();
         let name = "soft:h1".parse().unwrap();
         let device = SoftProvider::on(fabric).open(&name).unwrap();
-        PairMemory::new(&*device, 16 << 20, Arc::new(MemoryQuota::new(64 << 20))).unwrap()
+        let quota = Arc::new(MemoryQuota::new(64 << 20));
+        PairMemory::new(&*device, 16 << 20, quota, "test").unwrap()
     }
 
     #[test]
     fn an_earlier_use_of_a_place_does_not_free_the_next_one() {
         let memory = memory();
-        let first = memory.open("test").unwrap();
+        let first = memory.open().unwrap();
         memory.leave(first.id());
-        assert_ne!(
-            memory.open("test").unwrap().place,
-            first.place,
-            "it is in use"
-        );
+        assert_ne!(memory.open().unwrap().place, first.place, "it is in use");
         memory.peer_left(first.id());
-        let next = memory.open("test").unwrap();
+        let next = memory.open().unwrap();
         assert_eq!(next.place, first.place);
         assert_ne!(next.id(), first.id());
         memory.leave(first.id());
         memory.peer_left(first.id());
-        assert_ne!(memory.open("test").unwrap().place, next.place);
+        assert_ne!(memory.open().unwrap().place, next.place);
     }
 
     #[test]
@@ -341,7 +405,7 @@ mod tests {
         use std::sync::atomic::Ordering::Relaxed;
 
         let memory = memory();
-        let block = memory.open("test").unwrap().place.block.offset as usize;
+        let block = memory.open().unwrap().place.block.offset as usize;
         let view = memory.slabs.slab(0).unwrap();
         let (tail, received) = (block + 128, block + 32);
         for word in [tail, received] {
@@ -364,5 +428,100 @@ mod tests {
         let before = allocated();
         let ring = memory.take(&mut memory.state(), RING_MAX).unwrap();
         assert!(allocated() >= before + u64::from(ring.len));
+    }
+
+    /// The block of a connection through the daemons, in which the application asks for ring `number` of `len` bytes.
+    fn asking(number: u64, len: u32) -> ControlBlock {
+        let memory = memory();
+        let extent = Extent {
+            slab: 0,
+            len: headworks_client::BLOCK_BYTES,
+            offset: 4096,
+        };
+        let word = number << 32 | u64::from(len);
+        let view = memory.slabs.view(extent).unwrap();
+        view.write(16, &word.to_le_bytes()).unwrap();
+        ControlBlock::at(&memory.slabs, extent).unwrap()
+    }
+
+    #[test]
+    fn rings_grow_as_far_as_there_is_memory() {
+        let memory = memory();
+        let place = memory.open().unwrap().id();
+        let ring = |memory: &PairMemory| {
+            let state = &mut *memory.state();
+            let one = state.allotment(place).unwrap();
+            (one.ring.0, one.ring.1.len)
+        };
+        assert_eq!(ring(&memory), (1, FIRST_RING));
+        assert!(!memory.serve(place, &asking(3, 8192)), "not the next one");
+        assert!(memory.serve(place, &asking(2, 8192)));
+        assert_eq!(ring(&memory), (2, 8192));
+        assert!(!memory.serve(place, &asking(3, 8192)), "two are in use");
+        // The memory has no more than 128 KiB in one piece.
+        memory.state().allotment(place).unwrap().before = None;
+        let used = memory.quota.direct();
+        let mut taken = Vec::new();
+        for len in [8 << 20, 4 << 20, 2 << 20, 1 << 20, 1 << 19, 1 << 18] {
+            taken.extend(memory.take(&mut memory.state(), len));
+        }
+        assert!(memory.serve(place, &asking(3, RING_MAX)));
+        let (number, len) = ring(&memory);
+        assert!(number == 3 && (8192..RING_MAX).contains(&len), "{len}");
+        for extent in taken {
+            memory.give(&mut memory.state(), extent);
+        }
+        assert_eq!(memory.quota.direct(), used + u64::from(len));
+        memory.state().allotment(place).unwrap().before = None;
+        assert!(
+            memory.serve(place, &asking(4, RING_MAX)),
+            "there is memory again"
+        );
+        assert_eq!(ring(&memory), (4, RING_MAX));
+    }
+
+    #[test]
+    fn a_connection_without_memory_is_refused_and_leaves_nothing() {
+        let memory = memory();
+        let used = |memory: &PairMemory| (memory.quota.direct(), memory.state().pool.in_use());
+        let before = used(&memory);
+        // All but the block of another connection.
+        let mut taken = Vec::new();
+        for log in (8..24).rev() {
+            while let Ok(extent) = memory.take(&mut memory.state(), 1 << log) {
+                taken.push(extent);
+            }
+        }
+        let block = taken.iter().position(|one| one.len == DIRECT_BLOCK_BYTES);
+        if let Some(at) = block {
+            memory.give(&mut memory.state(), taken.swap_remove(at));
+        }
+        let full = used(&memory);
+        assert!(memory.open().is_none());
+        assert_eq!(used(&memory), full);
+        for extent in taken {
+            memory.give(&mut memory.state(), extent);
+        }
+        assert_eq!(used(&memory), before);
+        assert!(memory.open().is_some());
+    }
+
+    #[test]
+    fn pages_are_given_back() {
+        let memory = memory();
+        let file = memory.buffer().file().unwrap();
+        let allocated = || rustix::fs::fstat(file).unwrap().st_blocks as u64 * 512;
+        let empty = allocated();
+        let places: Vec<_> = (0..100).map(|_| memory.open().unwrap().id()).collect();
+        let ring = memory.take(&mut memory.state(), RING_MAX).unwrap();
+        let used = allocated();
+        assert!(used >= empty + u64::from(RING_MAX));
+        memory.give(&mut memory.state(), ring);
+        assert_eq!(allocated(), used - u64::from(RING_MAX), "a long ring");
+        for place in places {
+            memory.leave(place);
+            memory.peer_left(place);
+        }
+        assert_eq!(allocated(), empty, "the pair has no connections");
     }
 }

@@ -227,8 +227,8 @@ pub enum ServiceError {
     /// The call would have to wait, and the object is nonblocking.
     #[error("the call would have to wait: nothing has arrived, or there is no room")]
     WouldBlock,
-    /// The daemon wrote something illegal into shared memory or to the socket, or the peer did into the memory of a direct
-    /// connection.
+    /// The daemon wrote something illegal into shared memory or to the socket, or the peer of a direct connection wrote
+    /// something illegal into its memory.
     #[error("the daemon, or the peer of a direct connection, broke the contract: {0}")]
     Contract(#[from] ContractError),
     /// Memory that the daemon shares could not be mapped.

@@ -62,7 +62,9 @@ pub use registry::{
     DescriptorRequest, DescriptorSource, HostKey, Listing, Member, NameClaim, ProcessRecord,
     Registry, RegistryError, fnv1a,
 };
-pub use segment::{HugePages, PageKind, SegmentError, SegmentRequest, SharedSegment, reserve};
+pub use segment::{
+    HugePages, PageKind, SegmentError, SegmentRequest, SharedSegment, release, reserve,
+};
 pub use sender_row::{SenderLife, SenderRow};
 pub use slot_queue::{ShmSafe, SingleConsumer, SingleProducer, SlotError, SlotQueue, SlotQueueRef};
 pub use view::{CursorRef, EventCountRef, MappedRef, OutOfBounds, View, WordRef, WordsRef};

@@ -242,6 +242,18 @@ pub fn reserve(fd: BorrowedFd<'_>, offset: u64, len: u64) -> io::Result<()> {
     Ok(create::allocate(fd, at, len)?)
 }
 
+/// Gives the pages of a range of a segment's payload back to the operating system. The range becomes zeros, and touching it
+/// takes memory again, as with [`HugePages::OnDemand`].
+///
+/// # Errors
+///
+/// Whatever the operating system reports: the range is not part of the segment.
+pub fn release(fd: BorrowedFd<'_>, offset: u64, len: u64) -> io::Result<()> {
+    let at = offset.checked_add(HEADER_BYTES as u64);
+    let at = at.ok_or(io::ErrorKind::InvalidInput)?;
+    Ok(create::deallocate(fd, at, len)?)
+}
+
 fn map(fd: &OwnedFd, mapped: usize, protection: ProtFlags) -> Result<*mut u8, SegmentError> {
     // SAFETY: the call makes a new mapping at an address of the kernel's choice.
     let base = unsafe { mmap(ptr::null_mut(), mapped, protection, MapFlags::SHARED, fd, 0) };

@@ -120,7 +120,7 @@ proptest! {
     /// The other application writes anything into what both have mapped: calls fail, or deliver wrong bytes.
     #[test]
     fn whatever_the_peer_writes_is_no_panic(
-        writes in proptest::collection::vec((any::<bool>(), 0usize..3072, any::<u64>()), 1..100),
+        writes in proptest::collection::vec((any::<bool>(), 0usize..1536, any::<u64>()), 1..100),
     ) {
         let ([mut near, mut far], memory) = pair();
         let _ = near.connection.sending.send(&[1; 700]).unwrap();

@@ -117,10 +117,9 @@ impl Daemon {
             self.make_pair(key, is_listening)?;
         }
         let pair = self.pairs.all.get(&key)?;
-        let session = self.clients.get(&key.own)?.session.as_ref()?;
         match pair.is_unusable {
             true => None,
-            false => pair.memory.open(&session.name),
+            false => pair.memory.open(),
         }
     }
 
@@ -153,7 +152,7 @@ impl Daemon {
             return None;
         }
         let quota = session.memory.quota().clone();
-        let memory = PairMemory::new(&*self.device, bytes, quota).ok()?;
+        let memory = PairMemory::new(&*self.device, bytes, quota, &session.name).ok()?;
         let number = session.last_pair + 1;
         session.last_pair = number;
         let (file, ends) = (

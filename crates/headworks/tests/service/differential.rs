@@ -63,8 +63,8 @@ impl Way {
         }
     }
 
-    /// Connects, and sends `early` bytes before the connection is accepted. The streams and the daemon must say the same way of
-    /// the connection.
+    /// Connects, and sends `early` bytes before the connection is accepted. The streams and the daemon must agree whether the
+    /// connection is direct.
     fn connect(&self, is_one_session: bool, early: &[u8]) -> (Stream, Stream) {
         let from = &self.services[usize::from(is_one_session)];
         let at = self.listener.local_addr().expect("an address");
@@ -92,7 +92,7 @@ impl Way {
         Player::new([near, far], &early).play(&program.steps)
     }
 
-    /// Ends of connections that were opened, and those of them that are direct, as `headworks top` shows them.
+    /// Ends of connections that were opened, and those of them that are direct, by the metrics that `headworks top` shows.
     fn opened(&self) -> (u64, u64) {
         let total = |of| {
             let name = format!("headworks_application_opened_{of}_total");

@@ -136,6 +136,17 @@ pub(super) fn allocate(fd: BorrowedFd<'_>, offset: u64, bytes: u64) -> Result<()
     }
 }
 
+/// Frees every page of a range. Continues when a signal interrupts it.
+pub(super) fn deallocate(fd: BorrowedFd<'_>, offset: u64, bytes: u64) -> Result<(), Errno> {
+    let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    loop {
+        match fallocate(fd, flags, offset, bytes) {
+            Err(Errno::INTR) => {}
+            done => return done,
+        }
+    }
+}
+
 /// Writes the header: through the mapping for huge pages, whose files cannot be written, else to the file.
 fn label(
     fd: &OwnedFd,

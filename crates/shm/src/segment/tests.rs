@@ -305,4 +305,7 @@ fn a_range_of_a_segment_on_demand_is_reserved() {
         "behind the payload"
     );
     assert!(reserve(segment.fd(), u64::MAX, 1).is_err());
+    let before = allocated();
+    release(segment.fd(), 8192, 3 * 4096).expect("a part of the segment");
+    assert_eq!(allocated(), before - 3 * 4096);
 }
