@@ -149,8 +149,10 @@ struct ClientSession {
     last_pair: u32,
     /// Whether it was logged that it has as many pairs as it may.
     is_pair_limit_logged: bool,
-    /// Number of direct connections so far, and the bytes of its pairs that are forgotten.
-    direct_totals: Traffic,
+    /// Number of its direct connections so far.
+    opened_direct: u64,
+    /// Traffic of its pairs that are forgotten.
+    ended_pairs: Traffic,
 }
 
 /// A tenant's isolation domain.
@@ -474,7 +476,10 @@ impl Daemon {
         let clients = self.clients.iter().filter(|(_, one)| one.domain == id);
         let attached = clients.filter_map(|(session, client)| {
             let of = client.session.as_ref()?;
-            let mut traffic = of.direct_totals;
+            let mut traffic = Traffic {
+                direct: of.opened_direct,
+                ..of.ended_pairs
+            };
             let mut connections = 0;
             let mut pool_held = (0, 0);
             for (worker, number) in self.workers.iter().zip(&of.parts) {

@@ -4,6 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::control_block::BLOCK_BYTES;
+use crate::one_sided::{Op, RESULT_BYTES};
 use crate::testing::slabs;
 
 fn extent(offset: u64, len: u32) -> Extent {
@@ -47,7 +48,7 @@ proptest! {
         acts in proptest::collection::vec(act(), 0..200),
     ) {
         let slabs = slabs(&[1 << 20]);
-        let (mut writer, mut reader) = ends(&slabs, 512);
+        let (mut writer, mut reader) = ends(&slabs, ByteRing::LEN_MIN);
         // Each ring gets memory of its own, so that a late write to an old ring would be noticed.
         let mut free_from = 8192;
         let mut number = 0u8;
@@ -225,4 +226,30 @@ fn a_head_between_records_is_refused() {
     writer.block.head(Direction::Egress).publish(3);
     let refused = writer.write(&slabs, &[7; 480]);
     assert_eq!(refused, Err(ContractError::ControlBlock));
+}
+
+/// The longest record fits into the shortest ring wherever the ring stands.
+#[test]
+fn an_operation_fits_into_the_shortest_ring() {
+    for before in 1..200 {
+        let slabs = slabs(&[1 << 20]);
+        let (mut writer, mut reader) = ends(&slabs, ByteRing::LEN_MIN);
+        assert_eq!(writer.write(&slabs, &vec![1; before]), Ok(before));
+        while let Some(record) = reader.next(&slabs).unwrap() {
+            reader.release(record.end);
+        }
+        let operation = Operation {
+            op: Op::Read,
+            export_id: 1,
+            at: 2,
+            local: extent(8192, 64),
+            operand: 3,
+            compare: 4,
+            result: extent(8192 + 64, RESULT_BYTES),
+        };
+        let asked = writer.operate(&slabs, &operation).unwrap();
+        assert!(asked.is_some(), "behind {before} bytes");
+        let record = reader.next(&slabs).unwrap().expect("a record");
+        assert_eq!(record.what, RecordKind::Operation(operation));
+    }
 }

@@ -83,7 +83,7 @@ struct Daemon {
 impl Daemon {
     fn new() -> Self {
         let slabs = slabs(&[SLAB, POOL]);
-        let (writer, reader) = ends(&slabs, 512);
+        let (writer, reader) = ends(&slabs, ByteRing::LEN_MIN);
         Self {
             slabs,
             writer,

@@ -122,7 +122,8 @@ impl Daemon {
                 takes_direct: false,
                 last_pair: 0,
                 is_pair_limit_logged: false,
-                direct_totals: Traffic::default(),
+                opened_direct: 0,
+                ended_pairs: Traffic::default(),
             });
         }
         let made = self.session_part(session, worker).and_then(|number| {

@@ -326,7 +326,7 @@ impl Daemon {
         self.pairs.connections.insert((pair.own, handle), of);
         let client = self.clients.get_mut(&pair.own);
         if let Some(session) = client.and_then(|client| client.session.as_mut()) {
-            session.direct_totals.direct += 1;
+            session.opened_direct += 1;
         }
     }
 
@@ -420,7 +420,7 @@ impl Daemon {
             && let Some(client) = self.clients.get_mut(&key.own)
             && let Some(session) = &mut client.session
         {
-            session.direct_totals += pair.memory.traffic();
+            session.ended_pairs += pair.memory.traffic();
         }
     }
 
