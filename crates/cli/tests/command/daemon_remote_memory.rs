@@ -254,7 +254,7 @@ fn a_failed_revocation_can_be_retried_later(path: DataPath) {
     // As many operations as its ring has room for. The ring of a direct connection at the daemon is shorter.
     let fit = match path {
         DataPath::Daemons => 20,
-        DataPath::Direct => 5,
+        DataPath::Direct => 2,
     };
     for _ in 0..fit {
         let error = near.fetch_add(export_id, 0, 1).unwrap_err();
