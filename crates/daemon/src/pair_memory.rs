@@ -330,11 +330,15 @@ impl State {
         let Some(file) = buffer.file() else { return };
         let step = u64::from(RESERVED_STEP);
         let (first, end) = (offset.div_ceil(step), (offset + len) / step);
-        if first >= end || headworks_shm::release(file, first * step, (end - first) * step).is_err()
-        {
+        let Some(steps) = self.reserved.get_mut(first as usize..end as usize) else {
+            return;
+        };
+        if !steps.contains(&true) {
             return;
         }
-        self.reserved[first as usize..end as usize].fill(false);
+        if headworks_shm::release(file, first * step, (end - first) * step).is_ok() {
+            steps.fill(false);
+        }
     }
 
     /// The connection that has this use of a place, if it still exists.
