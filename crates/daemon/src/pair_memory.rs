@@ -50,7 +50,7 @@ struct State {
     logged: Vec<std::mem::Discriminant<Lack>>,
 }
 
-/// Why there is no memory for a connection or for a longer ring.
+/// Reason for which a connection or a longer ring gets no memory.
 #[derive(Debug)]
 enum Lack {
     /// The pair has as many connections as it can have.
@@ -424,14 +424,18 @@ mod tests {
         }
     }
 
+    /// Bytes that the machine has allocated for the memory.
+    fn allocated(memory: &PairMemory) -> u64 {
+        let file = memory.buffer().file().unwrap();
+        rustix::fs::fstat(file).unwrap().st_blocks as u64 * 512
+    }
+
     #[test]
     fn memory_of_connections_is_allocated_before_anybody_touches_it() {
         let memory = memory();
-        let file = memory.buffer().file().unwrap();
-        let allocated = || rustix::fs::fstat(file).unwrap().st_blocks as u64 * 512;
-        let before = allocated();
+        let before = allocated(&memory);
         let ring = memory.take(&mut memory.state(), RING_MAX).unwrap();
-        assert!(allocated() >= before + u64::from(ring.len));
+        assert!(allocated(&memory) >= before + u64::from(ring.len));
     }
 
     /// The block of a connection through the daemons, in which the application asks for ring `number` of `len` bytes.
@@ -513,19 +517,21 @@ mod tests {
     #[test]
     fn pages_are_given_back() {
         let memory = memory();
-        let file = memory.buffer().file().unwrap();
-        let allocated = || rustix::fs::fstat(file).unwrap().st_blocks as u64 * 512;
-        let empty = allocated();
+        let empty = allocated(&memory);
         let places: Vec<_> = (0..100).map(|_| memory.open().unwrap().id()).collect();
         let ring = memory.take(&mut memory.state(), RING_MAX).unwrap();
-        let used = allocated();
+        let used = allocated(&memory);
         assert!(used >= empty + u64::from(RING_MAX));
         memory.give(&mut memory.state(), ring);
-        assert_eq!(allocated(), used - u64::from(RING_MAX), "a long ring");
+        assert_eq!(
+            allocated(&memory),
+            used - u64::from(RING_MAX),
+            "a long ring"
+        );
         for place in places {
             memory.leave(place);
             memory.peer_left(place);
         }
-        assert_eq!(allocated(), empty, "the pair has no connections");
+        assert_eq!(allocated(&memory), empty, "the pair has no connections");
     }
 }
