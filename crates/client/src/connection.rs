@@ -598,8 +598,7 @@ impl ReceiveHalf {
     /// Whether bytes have arrived that cannot be read yet: they lie in a slab that the session has not received, or the
     /// daemon is moving them. The daemon has sent such a slab; the session must read its socket.
     pub fn is_withheld(&self) -> bool {
-        let is_withheld = |direct: &DirectReceiver| direct.reader.is_withheld();
-        self.ingress.is_withheld() || self.direct.as_deref().is_some_and(is_withheld)
+        self.ingress.is_withheld()
     }
 
     /// Memory of the next contiguous bytes that come through the daemons; empty if there are none.

@@ -357,7 +357,8 @@ impl ControlBlock {
         self.rings(way).store(number, Ordering::Release);
     }
 
-    /// For the application: ring `number`, or `None` if the daemon has not published it yet.
+    /// For the application: ring `number`, or `None` if the daemon has not published it yet. The ring is missing in the
+    /// announcement while its slab is missing, which does not happen on the direct path.
     ///
     /// # Errors
     ///
@@ -380,10 +381,11 @@ impl ControlBlock {
             len: shape as u32,
             offset,
         };
-        // The daemon has sent the slab, but the application may not have read it from the socket yet.
         let ring = match slabs.slab(extent.slab) {
-            Some(_) => Some(ByteRing::new(slabs, extent, from)?),
-            None => None,
+            // The daemon has sent the slab, but the application may not have read it from the socket yet. The memory of a
+            // direct connection is there from the start.
+            None if self.descriptors().is_some() => None,
+            _ => Some(ByteRing::new(slabs, extent, from)?),
         };
         Ok(Some(RingAnnouncement { from, ring }))
     }

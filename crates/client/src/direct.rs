@@ -549,7 +549,7 @@ impl DirectReceiver {
         {
             // The daemons publish their bytes after the sender published its direct ones. So this second read of the direct
             // tail finds all direct bytes that precede those of the daemons.
-            self.is_there = self.reader.available(&self.memory)? == 0 && !self.reader.is_withheld();
+            self.is_there = self.reader.available(&self.memory)? == 0;
         }
         Ok(())
     }

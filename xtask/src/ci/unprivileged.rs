@@ -115,8 +115,8 @@ pub(super) fn run(run: &mut Run) -> Result<Ended, String> {
             .env("HEADWORKS_REQUIRE", &required)
             .env_remove("HEADWORKS_FABRIC")
             .env_remove("XDG_RUNTIME_DIR");
-        if run.pass_on(&mut command).is_err() {
-            failed.push(suite.program.display().to_string());
+        if let Err(how) = run.pass_on(&mut command) {
+            failed.push(how);
         }
         if let Err(why) = home.is_clean() {
             failed.push(format!("{} {why}", suite.program.display()));

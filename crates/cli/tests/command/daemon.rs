@@ -74,8 +74,9 @@ pub(crate) use test_on_both_paths;
 
 /// Two daemons on a fabric of their own.
 pub(crate) struct Daemons {
-    pub(crate) fabric: TestEnv,
+    /// Dropped before the fabric, so that no daemon makes files while these are removed.
     pub(crate) sides: Vec<CommandProcess>,
+    pub(crate) fabric: TestEnv,
     /// Path that their configuration files choose.
     pub(crate) path: DataPath,
 }
@@ -96,8 +97,8 @@ impl Daemons {
     /// Returns a fabric without a daemon: the caller starts them.
     pub(crate) fn none(path: DataPath) -> Self {
         Self {
-            fabric: TestEnv::new(),
             sides: Vec::new(),
+            fabric: TestEnv::new(),
             path,
         }
     }

@@ -16,7 +16,7 @@ use rustix::process::Signal;
 
 use crate::daemon::{Daemons, DataPath, echo, exchange, locked, test_on_both_paths, to};
 use crate::daemon_operation::{scraped, value};
-use crate::test_env::{CommandProcess, NOTICE, until};
+use crate::test_env::{CommandProcess, LIMIT, NOTICE, until};
 
 /// Socket of the victim, which is this test's program started again.
 const VICTIM: &str = "HEADWORKS_TEST_KILLS";
@@ -208,11 +208,16 @@ pub(crate) fn leftovers_at_rest(
     host: usize,
     before: Option<Leftovers>,
 ) -> Leftovers {
-    until("a daemon at rest", || {
+    let began = Instant::now();
+    loop {
         let text = scraped(daemons, host);
         let applications = text.matches("\nheadworks_application_connections{").count();
-        value(&text, "headworks_connections{", "user=") == 0.0 && applications == 1
-    });
+        if value(&text, "headworks_connections{", "user=") == 0.0 && applications == 1 {
+            break;
+        }
+        assert!(began.elapsed() < LIMIT, "daemon {host} is not at rest: {text}");
+        thread::yield_now();
+    }
     let began = Instant::now();
     loop {
         let left = Leftovers::of(daemons, host);

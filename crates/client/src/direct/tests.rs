@@ -5,9 +5,11 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::connection::Received;
+use crate::control_block::Direction;
 use crate::egress::LendTicket;
 use crate::one_sided::{Op, Operation};
-use crate::testing::{DirectApplication as Side, direct_pair as pair};
+use crate::slabs::ByteRing;
+use crate::testing::{DIRECT_PLACE, DirectApplication as Side, direct_pair as pair, slabs};
 
 fn extent(offset: u64, len: u32) -> Extent {
     Extent {
@@ -317,4 +319,22 @@ fn a_connection_that_the_peer_refused_is_reset() {
     let direct = near.connection.direct().expect("direct");
     direct.incoming().untake();
     assert_eq!(reset(), Some(Reset::ByPeer));
+}
+
+/// A hostile peer announces a ring in memory that the pair does not have. A receiver that waited for that memory would ignore the
+/// reset of the connection.
+#[test]
+fn a_ring_in_other_memory_is_a_broken_contract() {
+    let ([mut near, mut far], memory) = pair();
+    let more = slabs(&[4096, 4096]);
+    let elsewhere = Extent {
+        slab: 1,
+        ..extent(0, 4096)
+    };
+    let ring = ByteRing::new(&more, elsewhere, 0).unwrap();
+    let block = ControlBlock::direct_at(&memory[0], DIRECT_PLACE.block).unwrap();
+    block.publish_ring(Direction::Ingress, 2, &ring);
+    assert_eq!(near.connection.sending.send(b"sent").unwrap().0, 4);
+    let received = far.connection.receiving.recv(&mut [0; 8]);
+    assert_eq!(received, Err(ContractError::Extent(elsewhere)));
 }
