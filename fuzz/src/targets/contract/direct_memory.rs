@@ -98,7 +98,9 @@ fn look(end: &mut DirectApplication, input: &mut Input<'_>) {
     let _ = (connection.sending.status(), connection.receiving.status());
     let _ = (connection.sending.room(), connection.sending.is_withheld());
     let receiving = &mut connection.receiving;
-    let _ = (receiving.is_withheld(), receiving.is_blocked());
+    // Only the own daemon, which is honest here, may have the application wait for memory.
+    assert!(!receiving.is_withheld());
+    let _ = receiving.is_blocked();
     let _ = (receiving.needs_daemon(), connection.sending.needs_daemon());
     if input.byte().is_multiple_of(2)
         && let Ok((Some((_, kept)), _)) = receiving.keep()
