@@ -215,7 +215,10 @@ pub(crate) fn leftovers_at_rest(
         if value(&text, "headworks_connections{", "user=") == 0.0 && applications == 1 {
             break;
         }
-        assert!(began.elapsed() < LIMIT, "daemon {host} is not at rest: {text}");
+        assert!(
+            began.elapsed() < LIMIT,
+            "daemon {host} is not at rest: {text}"
+        );
         thread::yield_now();
     }
     let began = Instant::now();
