@@ -26,7 +26,11 @@ pub const ALLOWED: &[(&str, &[&str])] = &[
         &["headworks-wire", "headworks-net", "headworks-verbs"],
     ),
     ("headworks-softnic", &["headworks-verbs", "headworks-shm"]),
-    ("headworks-ibverbs", &["headworks-verbs", "headworks-shm"]),
+    ("headworks-verbs-abi", &["headworks-verbs"]),
+    (
+        "headworks-ibverbs",
+        &["headworks-verbs", "headworks-verbs-abi", "headworks-shm"],
+    ),
     (
         "headworks-simnic",
         &[

@@ -12,7 +12,6 @@
 //! | `options`, `quirks`, `gid` | options of a device name; quirks of drivers; choice of a GID: pure |
 //! | [`cm`] | connection management by librdmacm |
 //! | [`library`] | loads libibverbs at run time |
-//! | `abi` | ABI of libibverbs: types, checked at compile time |
 //! | `raw` | objects of libibverbs, destroyed in order; calls off the hot path |
 //! | `device` | an opened device: state that its objects share; protection domains, regions |
 //! | `qp`, `srq`, `cq`, `completion_channel`, `address_handle` | implementations of the traits of `verbs` |
@@ -44,11 +43,9 @@
 #[cfg(not(target_os = "linux"))]
 compile_error!("headworks-ibverbs needs Linux");
 
-#[allow(
-    unsafe_code,
-    reason = "the types of C functions; what is called is called elsewhere"
-)]
-mod abi;
+/// The binary interface of libibverbs.
+use headworks_verbs_abi as abi;
+
 mod address_handle;
 mod attributes;
 #[allow(unsafe_code, reason = "the contract of `Buffer`")]
@@ -78,6 +75,7 @@ mod srq;
 #[cfg(test)]
 #[allow(unsafe_code, reason = "a device made of functions for C")]
 mod tests;
+
 mod throttle;
 
 pub use library::LibraryError;

@@ -310,7 +310,7 @@ impl SendChain {
             imm_data: 0,
             wr: abi::Operation { rdma: nowhere },
             xrc_srqn: 0,
-            rest: [0; 6],
+            bind_mw: [0; 6],
         };
         let inline = Sge::default();
         let places = WrArray::new(vec![WrSlot { wr, inline }; len].into_boxed_slice());

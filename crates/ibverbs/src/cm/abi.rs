@@ -127,13 +127,24 @@ pub(crate) mod event {
     pub(crate) const FIRST_OF_OTHERS: i32 = 12;
 }
 
+/// Checks at compile time that types have these sizes and their fields these offsets.
+#[cfg(all(target_arch = "x86_64", target_env = "gnu"))]
+macro_rules! laid_out {
+    ($($name:ident is $size:literal $(, $field:ident at $at:literal)*;)*) => {
+        $(const _: () = {
+            assert!(size_of::<$name>() == $size);
+            $(assert!(offset_of!($name, $field) == $at);)*
+        };)*
+    };
+}
+
 #[cfg(all(target_arch = "x86_64", target_env = "gnu"))]
 mod layout {
     use std::mem::{offset_of, size_of};
 
     use super::*;
 
-    crate::abi::laid_out! {
+    laid_out! {
         EventChannel is 4;
         PathRec is 64, sgid at 16, flow_label at 40, traffic_class at 45, pkey at 54, sl at 56, mtu at 58, packet_life_time at 62;
         ConnParam is 24, private_data_len at 8, retry_count at 12, qp_num at 16;
