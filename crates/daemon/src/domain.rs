@@ -393,9 +393,11 @@ impl Domain {
         let numbers: Vec<Vqpn> = gone.handles.iter().collect();
         for number in numbers {
             match self.connections.get_mut(number) {
-                // After that data, a reset tells the peer that the application is gone.
+                // After that data, a reset tells the peer that the application is gone. On the direct path the peer has seen that.
                 Some(connection) if connection.is_left() && why == Reset::ByPeer => {
-                    connection.comes_late();
+                    if connection.direct.is_none() {
+                        connection.comes_late();
+                    }
                 }
                 Some(connection) => {
                     connection.reset(why, false);
