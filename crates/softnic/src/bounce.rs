@@ -13,17 +13,18 @@
 //! serving may reuse the bounce buffer.
 
 use std::ptr::NonNull;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use headworks_shm::asymmetric_fence;
-use headworks_verbs::{Access, QpState, ResourceError};
+use headworks_shm::{SharedSegment, asymmetric_fence};
+use headworks_verbs::{Access, ResourceError};
 
 use crate::arena::ArenaAllocation;
+use crate::context::Context;
 use crate::copy::{MappedAddress, Span, copy_span};
-use crate::device::{Context, slot_of};
 use crate::local_mrs::{LocalMr, LocalMrsGuard};
-use crate::qp::QpCore;
-use crate::table::QueueLocation;
+use crate::peer::Peer;
+use crate::table::{QpRow, QueueLocation};
 
 /// Maximum number of bytes that one call moves.
 pub(crate) const DATA: usize = 64 << 10;
@@ -196,63 +197,52 @@ impl BounceBuffer {
 }
 
 /// A peer's bounce buffer, while the owner's process serves a call.
-struct ServedBounceBuffer<'a> {
+pub(crate) struct ServedBounceBuffer<'a> {
     header: NonNull<Header>,
     data: *mut u8,
-    core: &'a QpCore,
-    areas: &'a LocalMrsGuard<'a>,
+    target: &'a ServedQp<'a>,
+    /// Keeps the bounce buffer mapped.
+    _keep: Arc<SharedSegment>,
 }
 
-/// Serves the calls of the queue pairs that are marked in the table.
-pub(crate) fn serve(context: &Context) {
-    context.table.attention().calls.take(|slot| {
-        if let Some(core) = context.queue_pair(slot) {
-            serve_one(context, &core);
+/// The queue pair that a call is for, and what its requests may reach.
+pub(crate) struct ServedQp<'a> {
+    pub(crate) row: &'a QpRow,
+    pub(crate) pd: u32,
+    /// The protection domain of its receives.
+    pub(crate) receives_pd: u32,
+    /// The registrations of this process. No region is deregistered meanwhile.
+    pub(crate) areas: LocalMrsGuard<'a>,
+}
+
+impl<'a> ServedBounceBuffer<'a> {
+    /// Opens the bounce buffer that `place` names in the memory of `peer`. Returns `None` if it is not there.
+    pub(crate) fn open(
+        peer: &Peer,
+        place: &QueueLocation,
+        target: &'a ServedQp<'a>,
+    ) -> Option<Self> {
+        let (at, data_len) = place.get();
+        if data_len != DATA || !at.offset.is_multiple_of(64) {
+            return None;
         }
-    });
-}
-
-/// Serves the call of the peer that `core` is connected to, if there is one. Meanwhile no region is
-/// deregistered, and no queue pair passes `QpCore::quiesce`.
-fn serve_one(context: &Context, core: &QpCore) -> Option<()> {
-    let peer = core.peer()?;
-    let ours = core.row();
-    let areas = context.local_mrs.lock();
-    let serving = ours.executing.serve();
-    let dest = ours.dest_qpn.load(Ordering::Relaxed);
-    let slot = slot_of(dest);
-    let theirs = peer.table.qp(slot);
-    let is_up = core.state().can_receive()
-        && matches!(theirs.life().state(), QpState::Rts | QpState::Sqd)
-        && theirs.sends_to(core);
-    let (at, data_len) = peer.table.bounce_buffer(slot).get();
-    if !is_up || data_len != DATA || !at.offset.is_multiple_of(64) {
-        return None;
+        let (start, keep) = peer.memory(at, BYTES)?;
+        Some(Self {
+            header: NonNull::new(start.cast())?,
+            data: start.wrapping_add(size_of::<Header>()),
+            target,
+            _keep: keep,
+        })
     }
-    let (start, _keep) = peer.memory(at, BYTES)?;
-    let served = ServedBounceBuffer {
-        header: NonNull::new(start.cast())?,
-        data: start.wrapping_add(size_of::<Header>()),
-        core,
-        areas: &areas,
-    };
-    let number = served.carry_out()?;
-    drop(serving);
-    tracing::trace!(number, "served a call");
-    crate::crash_points::at("answered");
-    peer.kick();
-    Some(())
-}
 
-impl ServedBounceBuffer<'_> {
     fn header(&self) -> &Header {
-        // SAFETY: `serve_one` checked range and alignment in a mapping that it keeps meanwhile. The header
+        // SAFETY: `open` checked range and alignment in a mapping that `_keep` keeps. The header
         // consists of atomics, which the other process may write at any time.
         unsafe { self.header.as_ref() }
     }
 
     /// Executes the call and returns its number. Reads each word of the header once.
-    fn carry_out(&self) -> Option<u64> {
+    pub(crate) fn carry_out(&self) -> Option<u64> {
         let header = self.header();
         // Pairs with the store in `BounceBuffer::call`.
         let number = header.call.load(Ordering::Acquire);
@@ -291,12 +281,12 @@ impl ServedBounceBuffer<'_> {
     fn check(&self, call: &BounceCall) -> Option<Span> {
         let need = call.what.need();
         let of_receives = call.what == CallKind::Receive;
-        let allowed = Access::from_bits_truncate(self.core.row().access.load(Ordering::Relaxed));
-        let pd = match &self.core.srq {
-            Some(srq) if of_receives => srq.pd,
-            _ => self.core.pd,
+        let allowed = Access::from_bits_truncate(self.target.row.access.load(Ordering::Relaxed));
+        let pd = match of_receives {
+            true => self.target.receives_pd,
+            false => self.target.pd,
         };
-        let area = self.areas.get(call.key)?;
+        let area = self.target.areas.get(call.key)?;
         let fits = area.pd == pd
             && area.access.contains(need)
             && (of_receives || allowed.contains(need))
@@ -307,7 +297,7 @@ impl ServedBounceBuffer<'_> {
     /// Executes a checked call. Returns the value that an atomic found, or 0 for other operations; `None` if
     /// an atomic's target is no aligned word.
     fn execute(&self, call: &BounceCall, memory: Span) -> Option<u64> {
-        // SAFETY: `serve_one` checked that the bounce buffer has `DATA` bytes, `check` that `call.len` is no
+        // SAFETY: `open` checked that the bounce buffer has `DATA` bytes, `check` that `call.len` is no
         // more.
         let data = unsafe { Span::new(self.data, call.len) };
         let is_word = memory.is_aligned_word();

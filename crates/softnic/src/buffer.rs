@@ -1,18 +1,21 @@
 //! Buffers and regions. Deregistration waits until no initiator uses the memory. If an initiator is stopped,
 //! deregistration puts the memory into quarantine instead.
 
+use std::collections::BTreeMap;
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use headworks_shm::{HugePages, PageKind, asymmetric_fence};
 use headworks_verbs::{Access, AllocRequest, Buffer, Pages, Region, ResourceError};
 
 use crate::arena::{ArenaAllocation, SegmentKind};
-use crate::device::{Context, ContextRelease};
+use crate::context::{Context, ContextRelease};
 use crate::local_mrs::{DeregisteredFlag, LocalMr};
 use crate::mr_key_check::valid;
-use crate::quarantine::QuarantinedObject;
+use crate::qp::QueuePairs;
+use crate::quarantine::Quarantined;
+use crate::row_allocator::Rows;
 use crate::table::{MAX_REGION, NO_ROW, SegmentOffset};
 
 /// Memory allocated from the device. It lies in a shared segment.
@@ -34,7 +37,7 @@ impl Drop for FreedNotice {
     fn drop(&mut self) {
         let context = self.context.as_ref().and_then(Weak::upgrade);
         if let Some(context) = context.filter(|context| !context.arena.is_foreign()) {
-            context.kick_peers();
+            context.peers.kick();
         }
     }
 }
@@ -69,6 +72,7 @@ unsafe impl Buffer for SoftBuffer {
 impl SoftBuffer {
     pub(crate) fn alloc(
         context: &Arc<Context>,
+        buffers: &Buffers,
         request: &AllocRequest,
     ) -> Result<Arc<Self>, ResourceError> {
         request.check()?;
@@ -97,7 +101,7 @@ impl SoftBuffer {
                 "no huge pages: reserve some with `sysctl vm.nr_hugepages=N`; ordinary ones are used"
             );
         }
-        context.note_buffer(&buffer);
+        buffers.enter(&buffer);
         Ok(buffer)
     }
 
@@ -106,10 +110,52 @@ impl SoftBuffer {
     }
 }
 
+/// The buffers of a context.
+#[derive(Default)]
+pub(crate) struct Buffers {
+    /// By their first address.
+    known: Mutex<BTreeMap<usize, Weak<SoftBuffer>>>,
+}
+
+impl Buffers {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<usize, Weak<SoftBuffer>>> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn enter(&self, buffer: &Arc<SoftBuffer>) {
+        let mut buffers = self.lock();
+        buffers.retain(|_, known| known.strong_count() > 0);
+        buffers.insert(buffer.start(), Arc::downgrade(buffer));
+    }
+
+    /// Returns the buffer that holds the `len` bytes at `start`.
+    fn find(&self, start: usize, len: usize) -> Option<Arc<SoftBuffer>> {
+        let buffers = self.lock();
+        let (at, buffer) = buffers.range(..=start).next_back()?;
+        let buffer = buffer.upgrade()?;
+        (len <= buffer.len() && start - at <= buffer.len() - len).then_some(buffer)
+    }
+}
+
+/// A deregistered region in quarantine: its row, and its memory.
+struct QuarantinedRegion {
+    row: u32,
+    rows: Arc<Rows>,
+    _buffer: Arc<dyn Buffer>,
+}
+
+impl Quarantined for QuarantinedRegion {
+    fn release(self: Box<Self>) {
+        self.rows.give_back(self.row);
+    }
+}
+
 /// Registers all of `buffer` in protection domain `pd`. Memory that is not from this context's arena stays
 /// private to the process. Peers reach it by its address.
 pub(crate) fn register(
     context: &Arc<Context>,
+    buffers: &Buffers,
+    queue_pairs: &Arc<QueuePairs>,
     pd: u32,
     buffer: &Arc<dyn Buffer>,
     access: Access,
@@ -118,7 +164,7 @@ pub(crate) fn register(
         return Err(ResourceError::Access);
     }
     let (start, len) = (buffer.as_ptr() as usize, buffer.len());
-    let ours = context.find_buffer(start, len);
+    let ours = buffers.find(start, len);
     let row = context.region_rows.take("memory regions")?;
     // The low bits are the row's number, the bits above its generation. So a late request under an old key
     // meets a different generation.
@@ -160,6 +206,7 @@ pub(crate) fn register(
     let registration = Box::new(Registration {
         _release: ContextRelease::of(context),
         context: context.clone(),
+        queue_pairs: queue_pairs.clone(),
         key,
         // Holds the shared allocation itself, whatever type wraps it in `buffer`.
         buffer: ours.map_or_else(|| buffer.clone(), |ours| ours as Arc<dyn Buffer>),
@@ -175,6 +222,7 @@ pub(crate) fn register(
 /// A registration, ended when dropped.
 struct Registration {
     context: Arc<Context>,
+    queue_pairs: Arc<QueuePairs>,
     key: u32,
     buffer: Arc<dyn Buffer>,
     _release: ContextRelease,
@@ -193,14 +241,17 @@ impl Drop for Registration {
         self.context.local_mrs.leave(self.key);
         // An initiator that executes now either saw that the key was cleared, or is seen executing below.
         asymmetric_fence::heavy();
-        let stopped = self.context.wait_for_initiators();
+        let stopped = self.queue_pairs.wait_for_initiators(&self.context);
         let row = self.key % MAX_REGION as u32;
         if stopped.is_empty() {
             self.context.region_rows.give_back(row);
         } else {
-            let _buffer = self.buffer.clone();
-            let kept = QuarantinedObject::Region { row, _buffer };
-            self.context.quarantine.keep(&self.context, stopped, kept);
+            let kept = QuarantinedRegion {
+                row,
+                rows: self.context.region_rows.clone(),
+                _buffer: self.buffer.clone(),
+            };
+            self.context.quarantine.keep(stopped, Box::new(kept));
         }
     }
 }

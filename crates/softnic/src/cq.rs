@@ -16,14 +16,14 @@ use headworks_verbs::{
 };
 
 use crate::arena::ArenaAllocation;
+use crate::clock;
 use crate::completion_channel::SoftChannel;
+use crate::context::{Context, ContextRelease};
 use crate::crash_points;
-use crate::device::{Context, ContextRelease};
 use crate::hostile::hold::DelayState;
 use crate::hostile::{FaultEvent, FaultPoint, HostileMode, Rules};
 use crate::peer::{Peer, Queue};
-use crate::qp::QpCore;
-use crate::table::{CqRow, CqSlot, NO_ROW, count};
+use crate::table::{CqRow, CqSlot, NO_ROW, Table, count};
 
 /// A CQ as its producers see it, in any process.
 #[derive(Clone)]
@@ -82,7 +82,7 @@ impl CqPort {
         solicited: bool,
     ) -> Result<(), CqOverrun> {
         if self.timestamps {
-            slot.timestamp = crate::device::clock().nanos();
+            slot.timestamp = clock::now().nanos();
         }
         match self.queue.slots.claim_push(who) {
             Ok(claim) => {
@@ -108,7 +108,7 @@ impl CqPort {
     /// Fills a reserved place: the second half of [`CqPort::push`].
     pub(crate) fn commit(&self, place: PushClaim, mut slot: CqSlot, solicited: bool) {
         if self.timestamps {
-            slot.timestamp = crate::device::clock().nanos();
+            slot.timestamp = clock::now().nanos();
         }
         self.queue.slots.commit(place, &slot);
         if self.has_channel {
@@ -187,8 +187,17 @@ impl CqPort {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct CqOverrun;
 
-/// A completion queue of this process.
-pub(crate) struct SoftCq {
+/// A queue pair that completes on a CQ, as the CQ uses it.
+pub(crate) trait Resume: Send + Sync + 'static {
+    /// Returns the queue pair's row in the table.
+    fn slot(&self) -> usize;
+
+    /// Executes its pending requests, unless another thread is doing so.
+    fn resume(&self, now: Instant);
+}
+
+/// A completion queue of this process, on which queue pairs of type `Q` complete.
+pub(crate) struct SoftCq<Q> {
     pub(crate) context: Arc<Context>,
     pub(crate) row: u32,
     port: CqPort,
@@ -200,7 +209,7 @@ pub(crate) struct SoftCq {
     /// injection: polls then always take the slow path.
     pub(crate) waiting: AtomicUsize,
     /// Queue pairs with pending requests that complete here, by slot.
-    stalled: Mutex<BTreeMap<usize, Weak<QpCore>>>,
+    stalled: Mutex<BTreeMap<usize, Weak<Q>>>,
     /// Delays completions, on a device with fault injection.
     held: Option<CompletionDelay>,
     _channel: Option<Arc<dyn headworks_verbs::CompletionChannel>>,
@@ -208,7 +217,7 @@ pub(crate) struct SoftCq {
     _release: ContextRelease,
 }
 
-impl SoftCq {
+impl<Q: Resume> SoftCq<Q> {
     pub(crate) fn create(context: &Arc<Context>, init: &CqInit) -> Result<Self, ResourceError> {
         ResourceError::check("CQ depth", init.depth, 1..=context.info.limits.max_cqe)?;
         let channel = match &init.channel {
@@ -269,19 +278,19 @@ impl SoftCq {
         &self.port
     }
 
-    fn stalled(&self) -> MutexGuard<'_, BTreeMap<usize, Weak<QpCore>>> {
+    fn stalled(&self) -> MutexGuard<'_, BTreeMap<usize, Weak<Q>>> {
         self.stalled.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Notes that `core`, which completes here, now has pending requests and had none. The caller holds the
     /// lock on its list, as for [`SoftCq::has_done`].
-    pub(crate) fn has_work(&self, core: &Arc<QpCore>) {
+    pub(crate) fn has_work(&self, core: &Arc<Q>) {
         self.stalled().insert(core.slot(), Arc::downgrade(core));
         self.waiting.fetch_add(1, Ordering::AcqRel);
     }
 
     /// Notes that `core` has no pending requests any more.
-    pub(crate) fn has_done(&self, core: &QpCore) {
+    pub(crate) fn has_done(&self, core: &Q) {
         self.waiting.fetch_sub(1, Ordering::AcqRel);
         self.stalled().remove(&core.slot());
     }
@@ -289,10 +298,10 @@ impl SoftCq {
     /// Executes pending requests of the queue pairs that complete here.
     #[cold]
     fn resume(&self) {
-        let now = crate::device::clock();
+        let now = clock::now();
         let stalled: Vec<_> = self.stalled().values().filter_map(Weak::upgrade).collect();
         for core in stalled {
-            core.try_resume(now);
+            core.resume(now);
         }
     }
 
@@ -329,7 +338,7 @@ impl SoftCq {
     pub(crate) fn push_lane(&self, slot: impl Fn() -> CqSlot) -> Result<(), CqOverrun> {
         let stamp = |slot: &mut CqSlot| {
             if self.port.timestamps {
-                slot.timestamp = crate::device::clock().nanos();
+                slot.timestamp = clock::now().nanos();
             }
         };
         // SAFETY: only the claimant's posting thread calls this, and it posts through `&mut`.
@@ -349,7 +358,7 @@ impl SoftCq {
     }
 }
 
-impl CompletionQueue for SoftCq {
+impl<Q: Resume> CompletionQueue for SoftCq<Q> {
     fn id(&self) -> CqId {
         CqId(self.row)
     }
@@ -388,7 +397,7 @@ impl CompletionQueue for SoftCq {
     }
 }
 
-impl SoftCq {
+impl<Q: Resume> SoftCq<Q> {
     /// Takes completions out of the lane and the queue. Returns how many.
     #[inline(always)]
     fn take(&self, out: &mut [Completion]) -> Result<usize, PollError> {
@@ -494,7 +503,7 @@ impl CompletionDelay {
 
 /// Notes in the queue pair's row that a request is retired, and builds the completion.
 #[inline(always)]
-fn retired(table: &crate::table::Table, slot: &CqSlot) -> Completion {
+fn retired(table: &Table, slot: &CqSlot) -> Completion {
     let row = table.qp(slot.qpn as usize);
     if row.qpn.load(Ordering::Relaxed) == slot.qpn {
         if Opcode::from_code(slot.opcode).is_recv() {
@@ -534,7 +543,7 @@ fn completion(slot: &CqSlot) -> Completion {
     }
 }
 
-impl Drop for SoftCq {
+impl<Q> Drop for SoftCq<Q> {
     fn drop(&mut self) {
         if self.context.is_foreign() {
             return;

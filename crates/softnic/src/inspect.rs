@@ -16,8 +16,8 @@ use headworks_shm::{
 };
 use headworks_verbs::{CqCounters, QpCounters, QpState, QpType};
 
+use crate::addresses::host_key;
 use crate::descriptors::DescriptorKind;
-use crate::provider::host_key;
 use crate::table::Table;
 
 mod rows;

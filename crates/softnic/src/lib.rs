@@ -53,10 +53,15 @@
 #![doc = include_str!("how_it_works.md")]
 
 mod address_handle;
+mod address_handles;
+mod addresses;
 mod arena;
 mod bounce;
+mod bounce_service;
 mod buffer;
+mod clock;
 mod completion_channel;
+mod context;
 mod copy;
 mod cq;
 mod crash_points;
@@ -66,13 +71,18 @@ mod descriptors;
 mod device;
 mod events;
 pub mod hostile;
+mod initiator;
 pub mod inspect;
+mod limits;
 mod local_mrs;
 mod mr_key_check;
 mod non_temporal;
+mod objects;
 mod peer;
 mod peer_process;
+mod peers;
 mod progress;
+mod progress_thread;
 pub mod provider;
 mod qp;
 mod quarantine;

@@ -1,5 +1,6 @@
 //! An attached context of another process: its table, its memory, its wake pipes.
 
+use std::any::Any;
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -13,8 +14,6 @@ use headworks_shm::{
 };
 
 use crate::arena::Arena;
-use crate::cq::CqPort;
-use crate::cross_process_copy::{self, CrossError};
 use crate::descriptors::{ContextDescriptors, DescriptorKind, DescriptorOrigin};
 use crate::local_mrs::LocalMrs;
 use crate::peer_process::{LifeEvidence, PeerProcess};
@@ -102,12 +101,15 @@ pub(crate) struct OwnContext {
     pub(crate) local_mrs: Arc<LocalMrs>,
 }
 
+/// A port of a CQ, of the type that knows how to use it.
+type WeakPort = Weak<dyn Any + Send + Sync>;
+
 #[derive(Default)]
 struct AttachedSegments {
     segments: HashMap<u32, (u32, Arc<SharedSegment>)>,
     channels: HashMap<u32, Channel>,
-    /// CQs by row, with the `life` in which they were opened.
-    ports: HashMap<u32, (u32, Weak<CqPort>)>,
+    /// Ports of CQs by row, with the `life` in which they were opened. Their type is declared above this module.
+    ports: HashMap<u32, (u32, WeakPort)>,
 }
 
 /// The pipe of a channel, and the row and `life` of the CQ that it was opened for.
@@ -320,27 +322,9 @@ impl Peer {
         self.no_crossing.load(Ordering::Relaxed)
     }
 
-    /// Asks the kernel whether its private memory can be accessed now.
-    pub(crate) fn lets_cross(&self) -> bool {
-        !self.refuses_crossing()
-            && cross_process_copy::probe(self.pid())
-                .map_err(|why| self.note(why))
-                .is_ok()
-    }
-
-    /// Notes that its private memory was not reached. A refusal of permission is permanent; one for lack of
-    /// memory is temporary.
-    pub(crate) fn note(&self, why: CrossError) {
-        use rustix::io::Errno;
-        let for_good = [Errno::PERM, Errno::ACCESS, Errno::NOSYS].map(CrossError::Refused);
-        // The kernel also reports `Gone` for a process whose first thread has ended while others run.
-        if why == CrossError::Gone || for_good.contains(&why) {
-            self.refuse_crossing(why);
-        }
-    }
-
+    /// Notes that the kernel has refused access to its private memory for good.
     #[cold]
-    fn refuse_crossing(&self, why: CrossError) {
+    pub(crate) fn refuse_crossing(&self, why: &dyn std::fmt::Debug) {
         if !self.no_crossing.swap(true, Ordering::Relaxed) {
             tracing::info!(?why, "a peer's private memory cannot be reached from here");
         }
@@ -353,19 +337,26 @@ impl Peer {
         }
     }
 
-    /// Returns its CQ `row`, if it was opened in that `life` and is still in use.
-    pub(crate) fn known_port(&self, row: u32, life: u32) -> Option<Arc<CqPort>> {
+    /// Returns the port of its CQ `row`, if that was opened in that `life` and is still in use.
+    pub(crate) fn known_port<T: Send + Sync + 'static>(
+        &self,
+        row: u32,
+        life: u32,
+    ) -> Option<Arc<T>> {
         let attached = self.lock();
         let (known, port) = attached.ports.get(&row)?;
-        (*known == life).then(|| port.upgrade())?
+        let port = (*known == life).then(|| port.upgrade())??;
+        port.downcast().ok()
     }
 
-    pub(crate) fn know_port(&self, row: u32, life: u32, port: &Arc<CqPort>) {
+    /// Remembers the port of its CQ `row`, opened in that `life`, for as long as the port is in use.
+    pub(crate) fn know_port<T: Send + Sync + 'static>(&self, row: u32, life: u32, port: &Arc<T>) {
         let mut attached = self.lock();
         attached
             .ports
             .retain(|_, (_, port)| port.strong_count() > 0);
-        attached.ports.insert(row, (life, Arc::downgrade(port)));
+        let port: WeakPort = Arc::downgrade(&(port.clone() as Arc<dyn Any + Send + Sync>));
+        attached.ports.insert(row, (life, port));
     }
 
     /// Returns its segment `row`, if that still has this generation. Attaches a segment once.

@@ -12,16 +12,17 @@
 
 use std::sync::Arc;
 
-use headworks_shm::{HostKey, Registry, fnv1a};
+use headworks_shm::Registry;
 use headworks_verbs::{Device, DeviceInfo, DeviceName, Mtu, OpenError, Promises, Provider};
 
-use crate::device::{Context, ContextMode, LIMITS, SoftDevice, gid_of};
+pub use crate::addresses::DEFAULT_HOST;
+use crate::addresses::{gid_of, host_key};
+use crate::context::{Context, ContextMode};
+use crate::device::SoftDevice;
 use crate::hostile::Rules;
 use crate::hostile::options::Options;
+use crate::limits::LIMITS;
 use crate::non_temporal;
-
-/// The soft host of a device named `soft` without a host.
-pub const DEFAULT_HOST: &str = "h1";
 
 /// The provider of the software RNIC. All soft devices that one user opens with the same registry directory
 /// form one fabric.
@@ -75,11 +76,6 @@ impl SoftProvider {
             }),
         }
     }
-}
-
-/// Returns the key of a soft host: the hash of its name.
-pub(crate) fn host_key(name: &str) -> HostKey {
-    HostKey(fnv1a(name.as_bytes()))
 }
 
 pub(crate) fn info(name: &DeviceName) -> DeviceInfo {

@@ -12,21 +12,26 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use headworks_shm::lane::LaneBypass;
 use headworks_shm::{SlotQueue, asymmetric_fence};
 use headworks_verbs::{
-    ModifyError, Opcode, Payload, PostError, PostErrorKind, QpAttr, QpCaps, QpCounters, QpState,
-    QpType, Qpn, QueuePair, RecvWr, SendFlags, SendOp, SendWr, Status,
+    Instant, ModifyError, Opcode, Payload, PostError, PostErrorKind, QpAttr, QpCaps, QpCounters,
+    QpState, QpType, Qpn, QueuePair, RecvWr, SendFlags, SendOp, SendWr, Status,
 };
 
-use crate::cq::SoftCq;
-use crate::device::{Context, ContextRelease, PeerKey, slot_of};
+use crate::addresses::{PeerKey, key_of, slot_of};
+use crate::clock;
+use crate::context::{Context, ContextRelease};
+use crate::cq::{self, Resume};
+use crate::initiator::Initiator;
 use crate::peer::Peer;
-use crate::srq::{ReceiveQueue, SoftSrq};
+use crate::srq::{OWNER, ReceiveQueue, SoftSrq};
 use crate::table::{CqSlot, QpLife, QpRow, QueueLocation, RecvSlot, RowRef, count};
 
 pub(crate) mod datagram;
+mod dead_senders;
 mod deliver;
 mod engine;
 mod hostile_qp;
 mod pending;
+mod queue_pairs;
 mod remote_qp;
 mod states;
 
@@ -34,7 +39,9 @@ use engine::{Engine, Outcome, OwnWrIds, Request, RequestProgress, SameWrId, WrId
 use hostile_qp::HostileQp;
 pub(crate) use pending::NextStep;
 use pending::{Pending, PendingRequest};
+pub(crate) use queue_pairs::QueuePairs;
 pub(crate) use remote_qp::RemoteQp;
+pub(crate) use states::{QpParts, checked_caps};
 
 /// Longest request executed within the call that posts it, in bytes. Later calls execute longer ones, in
 /// chunks of about this size.
@@ -45,9 +52,14 @@ pub const INLINE_MAX: usize = 64 << 10;
 pub const SHARED_BYTES_PER_QP: usize =
     size_of::<QpRow>() + size_of::<QueueLocation>() + SlotQueue::<RecvSlot>::bytes(0);
 
+/// A completion queue of this process.
+pub(crate) type SoftCq = cq::SoftCq<QpCore>;
+
 /// The half of a queue pair that its owner, its pollers and the progress thread share.
 pub(crate) struct QpCore {
     pub(crate) context: Arc<Context>,
+    /// The list of the context's queue pairs, which has this one too.
+    siblings: Arc<QueuePairs>,
     row: RowRef<QpRow>,
     /// Counts the uses of the slot and the connections in each use. It changes at every RESET, so an earlier
     /// peer no longer matches.
@@ -125,6 +137,25 @@ impl QpCore {
 
     pub(crate) fn set_peer(&self, peer: Option<Arc<Peer>>) {
         self.far().peer = peer;
+    }
+
+    /// Returns the key of the context that it is connected to.
+    fn peer_key(&self) -> PeerKey {
+        let row = self.row();
+        let host = row.dest_gid.load(Ordering::Relaxed);
+        key_of(host, row.dest_qpn.load(Ordering::Relaxed))
+    }
+
+    /// Returns the attached context at the other end.
+    pub(crate) fn known_peer(&self) -> Option<Arc<Peer>> {
+        self.peer()
+            .or_else(|| self.context.peers.attached(self.peer_key()))
+    }
+
+    /// Returns the queue pair that it is connected to, as an initiator that executes on this process's memory.
+    pub(crate) fn initiator(&self) -> Option<Initiator> {
+        let dest = self.row().dest_qpn.load(Ordering::Relaxed);
+        Some(Initiator::new(self.known_peer()?, dest))
     }
 
     fn far(&self) -> MutexGuard<'_, RemoteEnd> {
@@ -208,7 +239,7 @@ impl QpCore {
         if self
             .send_cq
             .port()
-            .push(self.slot() as u16 | crate::srq::OWNER, slot, false)
+            .push(self.slot() as u16 | OWNER, slot, false)
             .is_err()
         {
             self.overran();
@@ -263,6 +294,16 @@ impl QpCore {
     }
 }
 
+impl Resume for QpCore {
+    fn slot(&self) -> usize {
+        Self::slot(self)
+    }
+
+    fn resume(&self, now: Instant) {
+        self.try_resume(now);
+    }
+}
+
 #[cfg(test)]
 impl SoftQp {
     /// Returns for how many destinations and contexts it caches the way.
@@ -300,7 +341,7 @@ impl PostCall<'_> {
         }
         if self.core.hostile.is_some() {
             // Some of the chain may be executed within the call.
-            self.core.try_resume(crate::device::clock());
+            self.core.try_resume(clock::now());
         }
         Ok(())
     }

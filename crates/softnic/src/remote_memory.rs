@@ -1,5 +1,7 @@
 //! Memory of the peer, mapped in this process or not, and copies to and from it.
 
+use rustix::io::Errno;
+
 use crate::copy::{Span, copy_spans, cut};
 use crate::cross_process_copy::{self, CrossError, Direction, RemoteRange};
 use crate::peer::Peer;
@@ -174,10 +176,28 @@ fn across(
         CrossError::Fault => RunError::Fault,
         CrossError::Gone if peer.check_dead() => RunError::Dead,
         CrossError::Gone | CrossError::Refused(_) => {
-            peer.note(error);
+            note_failure(peer, error);
             RunError::Refused
         }
     })
+}
+
+/// Asks the kernel whether the private memory of `peer` can be accessed now.
+pub(crate) fn can_cross(peer: &Peer) -> bool {
+    !peer.refuses_crossing()
+        && cross_process_copy::probe(peer.pid())
+            .map_err(|why| note_failure(peer, why))
+            .is_ok()
+}
+
+/// Notes that the private memory of `peer` was not reached. A refusal of permission is permanent; one for lack of
+/// memory is temporary.
+pub(crate) fn note_failure(peer: &Peer, why: CrossError) {
+    let for_good = [Errno::PERM, Errno::ACCESS, Errno::NOSYS].map(CrossError::Refused);
+    // The kernel also reports `Gone` for a process whose first thread has ended while others run.
+    if why == CrossError::Gone || for_good.contains(&why) {
+        peer.refuse_crossing(&why);
+    }
 }
 
 #[cfg(test)]

@@ -10,7 +10,7 @@ use headworks_verbs::{
 };
 
 use crate::arena::ArenaAllocation;
-use crate::device::{Context, ContextRelease};
+use crate::context::{Context, ContextRelease};
 use crate::table::{LIMIT_REACHED, MAX_SGE, RecvSlot, SegmentOffset, SrqRow};
 
 /// Mark of the owner's process as producer or consumer (`who`), as against an initiator's.

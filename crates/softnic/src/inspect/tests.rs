@@ -5,7 +5,8 @@ use headworks_shm::{DescriptorRequest, DescriptorSource, HostKey, Registry};
 use headworks_verbs::{CqInit, Device};
 
 use super::*;
-use crate::device::{Context, SoftDevice};
+use crate::context::Context;
+use crate::device::SoftDevice;
 use crate::provider::info;
 use crate::table::{MAX_CQ, MAX_QP, QpLife};
 

@@ -17,11 +17,13 @@ use headworks_verbs::{
 use super::deliver::ReceiveClaim;
 use super::engine::{Outcome, Request};
 use super::{QpCore, RemoteQp};
+use crate::addresses::{PeerKey, gid_of, host_of, key_of};
+use crate::clock;
 use crate::copy::Span;
 use crate::crash_points;
 use crate::cross_process_copy::Direction;
 use crate::datagram_senders::Registration;
-use crate::device::{PeerKey, clock, gid_of, host_of, key_of};
+
 use crate::mr_key_check::MrKeyCheck;
 use crate::peer::Peer;
 use crate::remote_memory::{RemoteSpan, transfer};
@@ -163,7 +165,7 @@ impl Datagrams {
         }
         self.forget(key);
         // A failed search costs system calls.
-        let now = clock();
+        let now = clock::now();
         if self.nowhere.get(&key).is_some_and(|again| now < *again) {
             return;
         }
@@ -197,7 +199,7 @@ impl Datagrams {
         {
             return Some(found);
         }
-        let target = core.context.use_peer(host, qpn).unwrap_or_else(|error| {
+        let target = core.context.peers.hold(host, qpn).unwrap_or_else(|error| {
             tracing::warn!(%error, "cannot reach a peer");
             None
         })?;
@@ -208,7 +210,7 @@ impl Datagrams {
         }
         // Look first: a sender row in a context without such a queue pair would be wasted.
         RemoteQp::to_datagrams(&target, qpn)?;
-        let registration = Arc::new(Registration::enter(&core.context, target)?);
+        let registration = Arc::new(Registration::enter(&core.context.own, target)?);
         let found = way(&registration);
         self.targets.insert(at, registration);
         found

@@ -18,7 +18,7 @@ use crate::copy::Span;
 use crate::crash_points;
 use crate::datagram_senders::Registration;
 use crate::mr_key_check::MrKeyCheck;
-use crate::remote_memory::RemoteSpan;
+use crate::remote_memory::{RemoteSpan, can_cross};
 use crate::table::{CqSlot, MAX_SGE, RecvHead, RecvSlot};
 
 /// A receive of the peer that a request has taken.
@@ -277,7 +277,7 @@ fn reaches(remote_qp: &RemoteQp, remote_keys: &mut MrKeyCheck, receive: &RecvSlo
     let need = Access::LOCAL_WRITE;
     let listed = known.far_list(&remote_qp.peer, pd, receive.sges(), need, &mut fars);
     let across = |far: &RemoteSpan| matches!(far, RemoteSpan::Across { .. });
-    listed.is_err() || !fars.iter().any(across) || remote_qp.peer.lets_cross()
+    listed.is_err() || !fars.iter().any(across) || can_cross(&remote_qp.peer)
 }
 
 /// Has the owner raise an SRQ's limit event if taking this receive crosses the limit.

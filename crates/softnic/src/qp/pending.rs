@@ -519,16 +519,14 @@ impl QpCore {
 
     /// Returns whether the process at the other end is known to be dead.
     pub(crate) fn peer_is_dead(&self) -> bool {
-        self.context
-            .known_peer_of(self)
-            .is_some_and(|peer| peer.is_dead())
+        self.known_peer().is_some_and(|peer| peer.is_dead())
     }
 
     /// Returns whether the peer is dead, or left before it was attached.
     pub(crate) fn peer_is_gone(&self) -> bool {
-        match self.context.known_peer_of(self) {
+        match self.known_peer() {
             Some(peer) => peer.is_dead(),
-            None => self.context.has_left(self),
+            None => self.context.peers.has_left(self.peer_key()),
         }
     }
 
@@ -537,7 +535,7 @@ impl QpCore {
     fn take_back(&self) -> Vec<(u64, RecvSlot)> {
         if self.is_datagrams() {
             // Only receives that dead senders took are left; `clean_up` undoes those.
-            self.context.senders.clean_up(&self.context);
+            self.siblings.clean_up_senders(&self.context);
             return Vec::new();
         }
         let ours = self.slot() as u16;

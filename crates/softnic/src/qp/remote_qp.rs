@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use headworks_verbs::{Access, QpState, RnrTimer};
 
 use super::QpCore;
+use crate::addresses::slot_of;
 use crate::cq::CqPort;
 use crate::peer::{Peer, Queue};
 use crate::table::{NO_ROW, QpLife, QpRow, RecvSlot, RowRef, SrqRow};
@@ -36,12 +37,13 @@ impl RemoteQp {
         let dest = ours.dest_qpn.load(Ordering::Relaxed);
         let found = core
             .context
-            .peer(ours.dest_gid.load(Ordering::Relaxed), dest);
+            .peers
+            .attach(ours.dest_gid.load(Ordering::Relaxed), dest);
         let peer = found.unwrap_or_else(|error| {
             tracing::warn!(%error, "cannot reach a peer");
             None
         })?;
-        let slot = crate::device::slot_of(dest);
+        let slot = slot_of(dest);
         let theirs = peer.table.held_qp(slot);
         let life = theirs.life();
         if !life.state().can_receive() || !theirs.takes_from(core) {
@@ -52,7 +54,7 @@ impl RemoteQp {
 
     /// Finds the UD queue pair `qpn` of `peer`. `None` if there is none that can receive.
     pub(crate) fn to_datagrams(peer: &Arc<Peer>, qpn: u32) -> Option<Self> {
-        let slot = crate::device::slot_of(qpn);
+        let slot = slot_of(qpn);
         let theirs = peer.table.held_qp(slot);
         let life = theirs.life();
         let there = life.state().can_receive()

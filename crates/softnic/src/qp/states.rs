@@ -12,35 +12,52 @@ use headworks_verbs::{
 use super::engine::Engine;
 use super::hostile_qp::HostileQp;
 use super::pending::Pending;
-use super::{QpCore, SoftQp};
-use crate::device::{Context, ContextRelease, PeerKey};
+use super::{QpCore, QueuePairs, SoftCq, SoftQp};
+use crate::addresses::{PeerKey, host_of, key_of};
+use crate::context::{Context, ContextRelease};
+use crate::initiator::{self, Initiator};
 use crate::peer::Peer;
-use crate::quarantine::{self, Initiator, QuarantinedObject};
-use crate::srq::ReceiveQueue;
+use crate::quarantine::Quarantined;
+use crate::srq::{ReceiveQueue, SoftSrq};
 use crate::table::{MAX_SGE, NO_ROW, QpLife};
 
 /// Low bits of a generation; they number the connections of one queue pair.
 const CONNECTION_BITS: u32 = 16;
 
+/// What a new queue pair is made of, besides its context.
+pub(crate) struct QpParts {
+    pub(crate) pd: u32,
+    /// From [`checked_caps`].
+    pub(crate) caps: QpCaps,
+    pub(crate) send_cq: Arc<SoftCq>,
+    pub(crate) recv_cq: Arc<SoftCq>,
+    pub(crate) srq: Option<Arc<SoftSrq>>,
+}
+
+/// A destroyed queue pair in quarantine, with its queues.
+struct QuarantinedQp(Arc<QpCore>);
+
+impl Quarantined for QuarantinedQp {
+    fn release(self: Box<Self>) {
+        self.0.leave(&mut self.0.lock_pending());
+    }
+}
+
 impl SoftQp {
+    /// Creates a queue pair and enters it in the list of `siblings`. The context's progress thread runs.
     pub(crate) fn create(
         context: &Arc<Context>,
-        pd: u32,
+        siblings: &Arc<QueuePairs>,
+        parts: QpParts,
         init: &QpInit,
     ) -> Result<Self, ResourceError> {
-        if !matches!(init.qp_type, QpType::Rc | QpType::Ud) {
-            return Err(ResourceError::Unsupported {
-                what: "queue pairs of a type other than RC and UD",
-            });
-        }
-        context.progress.start(context)?;
-        let caps = checked_caps(context, init)?;
-        let send_cq = context.own_cq(&init.send_cq)?;
-        let recv_cq = context.own_cq(&init.recv_cq)?;
-        let srq = match &init.srq {
-            None => None,
-            Some(srq) => Some(context.own_srq(srq)?),
-        };
+        let QpParts {
+            pd,
+            caps,
+            send_cq,
+            recv_cq,
+            srq,
+        } = parts;
         let receives = match srq {
             Some(_) => None,
             None => Some(ReceiveQueue::new(context, caps.max_recv_wr)?),
@@ -74,6 +91,7 @@ impl SoftQp {
         let has_lane = send_cq.claim_lane();
         let core = Arc::new(QpCore {
             context: context.clone(),
+            siblings: siblings.clone(),
             row: context.table.held_qp(slot),
             generation: AtomicU64::new(generation),
             far: Mutex::default(),
@@ -98,7 +116,7 @@ impl SoftQp {
             rests: AtomicBool::new(false),
             rq_reposted: AtomicU64::new(0),
         });
-        context.enter_qp(&core);
+        siblings.enter(&core);
         let rts = QpLife::new(generation, QpState::Rts);
         Ok(Self {
             _release: ContextRelease::of(context),
@@ -224,9 +242,8 @@ impl Drop for SoftQp {
                 }
             }
             Err(stopped) => {
-                let kept = QuarantinedObject::QueuePair(core.clone());
-                let context = &core.context;
-                context.quarantine.keep(context, stopped, kept);
+                let kept = QuarantinedQp(core.clone());
+                core.context.quarantine.keep(stopped, Box::new(kept));
             }
         }
     }
@@ -238,10 +255,10 @@ impl QpCore {
         let (Some(gid), Some(qpn)) = (attr.dest_gid, attr.dest_qpn) else {
             return Ok(None);
         };
-        let host = crate::device::host_of(gid);
+        let host = host_of(gid);
         // Count the peer before the search, because the progress thread detaches a peer that is not counted.
-        self.set_dest(Some(crate::device::key_of(host, qpn.raw())));
-        let found = self.context.peer(host, qpn.raw());
+        self.set_dest(Some(key_of(host, qpn.raw())));
+        let found = self.context.peers.attach(host, qpn.raw());
         found.map_err(|error| ModifyError::PeerUnreachable {
             what: error.what,
             reason: error.source.to_string(),
@@ -255,8 +272,7 @@ impl QpCore {
             row.access.store(access.bits(), Ordering::Relaxed);
         }
         if let Some(gid) = attr.dest_gid {
-            row.dest_gid
-                .store(crate::device::host_of(gid), Ordering::Relaxed);
+            row.dest_gid.store(host_of(gid), Ordering::Relaxed);
         }
         if let Some(qpn) = attr.dest_qpn {
             row.dest_qpn.store(qpn.raw(), Ordering::Relaxed);
@@ -282,7 +298,7 @@ impl QpCore {
     /// peer's count goes down.
     pub(crate) fn set_dest(&self, dest: Option<PeerKey>) {
         let before = std::mem::replace(&mut self.far().dest, dest);
-        self.context.count_dest(before, dest);
+        self.context.peers.count_dest(before, dest);
     }
 
     /// Waits until no peer is executing a request on this queue pair. The error lists the initiators that
@@ -291,7 +307,7 @@ impl QpCore {
         asymmetric_fence::heavy();
         // A thread that serves a call holds this lock. Once the lock was taken here, no earlier call is served.
         drop(self.context.local_mrs.lock());
-        let stopped = quarantine::wait_for(self.initiators());
+        let stopped = initiator::wait_for(self.initiators());
         if stopped.is_empty() {
             Ok(())
         } else {
@@ -302,9 +318,10 @@ impl QpCore {
     /// Returns the initiators that may be executing requests on this queue pair.
     pub(super) fn initiators(&self) -> Vec<Initiator> {
         if self.is_datagrams() {
-            return self.context.senders.busy(&self.context);
+            let context = &self.context;
+            return context.senders.busy(&context.table, &context.peers);
         }
-        self.context.initiator_of(self).into_iter().collect()
+        self.initiator().into_iter().collect()
     }
 
     /// Releases everything that a destroyed queue pair holds. The caller has made sure that no peer executes a
@@ -312,13 +329,19 @@ impl QpCore {
     pub(crate) fn leave(&self, pending: &mut Pending) {
         self.discard(pending);
         self.row().qpn.store(NO_ROW, Ordering::Release);
-        self.context.leave_qp(self.slot());
+        self.siblings.leave(self.slot());
+        self.context.qp_rows.give_back(self.slot() as u32);
         self.set_dest(None);
     }
 }
 
-/// Returns the requested sizes if they are within the device's limits.
-fn checked_caps(context: &Context, init: &QpInit) -> Result<QpCaps, ResourceError> {
+/// Returns the requested sizes if the type is supported and they are within the device's limits.
+pub(crate) fn checked_caps(context: &Context, init: &QpInit) -> Result<QpCaps, ResourceError> {
+    if !matches!(init.qp_type, QpType::Rc | QpType::Ud) {
+        return Err(ResourceError::Unsupported {
+            what: "queue pairs of a type other than RC and UD",
+        });
+    }
     let limits = &context.info.limits;
     let caps = init.caps;
     let bound = |what, asked: u32, highest: u32| ResourceError::check(what, asked, 0..=highest);

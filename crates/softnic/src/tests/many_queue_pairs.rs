@@ -9,14 +9,14 @@ use crate::qp::QpCore;
 #[test]
 fn a_device_has_4096_queue_pairs_connected_to_as_many_of_another_process() {
     const ALL: usize = 4096;
-    assert_eq!(crate::device::LIMITS.max_qp as usize, ALL);
+    assert_eq!(crate::limits::LIMITS.max_qp as usize, ALL);
     let fabric = Fabric::new();
     let device = fabric.open("soft:h1");
     let mut other = PeerTestProcess::start(&fabric, "h2");
     // Twice, to see that rows are reused.
     for _ in 0..2 {
         let (cq, mut ours) = many_of(&device, ALL);
-        let refused = SoftQp::create(&device.context, PD, &qp_init(&cq, None)).err();
+        let refused = device.create_qp(PD, &qp_init(&cq, None)).err();
         assert!(matches!(refused, Some(ResourceError::Exhausted { .. })));
         other.tell(&format!("many {ALL}"));
         let (gid, theirs) = numbers(&other.hears("many"));
@@ -59,8 +59,8 @@ fn a_device_has_4096_queue_pairs_connected_to_as_many_of_another_process() {
         other.tell("drop-many");
         other.hears("dropped");
         drop(ours);
-        until("all rows", || device.context.queue_pairs().is_empty());
-        assert_eq!(device.context.peers_held(), 0);
+        until("all rows", || device.objects.queue_pairs.all().is_empty());
+        assert_eq!(device.context.peers.held(), 0);
     }
 }
 
