@@ -249,7 +249,7 @@ impl HostileMode {
             rules: Arc::new(rules),
             ordered_between_writes: info.promises.ordered_between_writes,
             atomic_aligned_8: info.promises.atomic_aligned_8,
-            host: crate::addresses::host_of(info.gid),
+            host: crate::table::addresses::host_of(info.gid),
             next: AtomicU64::new(0),
         }
     }

@@ -52,47 +52,16 @@
 //!
 #![doc = include_str!("how_it_works.md")]
 
-mod address_handle;
-mod address_handles;
-mod addresses;
-mod arena;
-mod bounce;
-mod bounce_service;
-mod buffer;
-mod clock;
-mod completion_channel;
-mod context;
-mod copy;
-mod cq;
+mod control;
 mod crash_points;
-mod cross_process_copy;
-mod datagram_senders;
-mod descriptors;
-mod device;
-mod events;
+mod datapath;
 pub mod hostile;
-mod initiator;
 pub mod inspect;
-mod limits;
-mod local_mrs;
-mod mr_key_check;
-mod non_temporal;
-mod objects;
-mod peer;
-mod peer_process;
-mod peers;
-mod progress;
-mod progress_thread;
-pub mod provider;
-mod qp;
-mod quarantine;
-mod remote_memory;
-mod row_allocator;
-mod srq;
 mod table;
 #[cfg(test)]
 mod tests;
 
-pub use cross_process_copy::check_support as check_cross_process_copy;
-pub use provider::SoftProvider;
-pub use qp::{INLINE_MAX, SHARED_BYTES_PER_QP};
+pub use control::provider;
+pub use control::provider::SoftProvider;
+pub use datapath::cross_process_copy::check_support as check_cross_process_copy;
+pub use datapath::qp::{INLINE_MAX, SHARED_BYTES_PER_QP};

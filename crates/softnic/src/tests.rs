@@ -19,15 +19,15 @@ use headworks_verbs::{
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use crate::addresses::{host_of, slot_of};
-use crate::context::Context;
-use crate::cq::CqPort;
-use crate::device::SoftDevice;
-use crate::mr_key_check::MrKeyCheck;
-use crate::provider::info;
-use crate::qp::SoftQp;
-use crate::srq::{OWNER, SoftSrq};
-use crate::table::{CqSlot, Executing, MAX_REGION, RecvSlot};
+use crate::control::device::SoftDevice;
+use crate::control::provider::info;
+use crate::datapath::context::Context;
+use crate::datapath::cq::CqPort;
+use crate::datapath::mr_key_check::MrKeyCheck;
+use crate::datapath::qp::SoftQp;
+use crate::datapath::srq::{OWNER, SoftSrq};
+use crate::table::addresses::{host_of, slot_of};
+use crate::table::rows::{CqSlot, Executing, MAX_REGION, RecvSlot};
 
 mod bounce;
 pub(crate) mod child;

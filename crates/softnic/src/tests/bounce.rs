@@ -6,9 +6,9 @@ use std::sync::atomic::AtomicBool;
 use super::child::meanwhile;
 use super::local_mrs::{Route, bytes, calls_made, fill, go_by, heap, joined};
 use super::*;
-use crate::bounce::{BounceBuffer, BounceCall, CallKind, CallResult, DATA};
-use crate::bounce_service::serve;
-use crate::table::{QpLife, QpRow, QueueLocation, SegmentOffset};
+use crate::control::bounce_service::serve;
+use crate::datapath::bounce::{BounceBuffer, BounceCall, CallKind, CallResult, DATA};
+use crate::table::rows::{QpLife, QpRow, QueueLocation, SegmentOffset};
 
 fn row(end: &TestQp) -> &QpRow {
     end.device.context.table.qp(slot_of(end.qp.qpn().raw()))

@@ -5,9 +5,9 @@ use headworks_verbs::bringup::bring_up_ud;
 use headworks_verbs::{AhInit, AhKey, Destination, GRH_BYTES, Grh, PostErrorKind};
 
 use super::*;
-use crate::address_handle::SoftAh;
-use crate::qp::datagram::LINKS_MAX;
-use crate::table::MAX_QP;
+use crate::control::address_handle::SoftAh;
+use crate::datapath::qp::datagram::LINKS_MAX;
+use crate::table::rows::MAX_QP;
 
 const QKEY: u32 = 0x1111;
 
@@ -112,7 +112,7 @@ impl DatagramQp {
         queue_pairs.clean_up_senders(&self.device.context);
     }
 
-    fn ours(&self) -> Arc<crate::qp::QpCore> {
+    fn ours(&self) -> Arc<crate::datapath::qp::QpCore> {
         self.device.objects.queue_pairs.all().pop().unwrap()
     }
 }
@@ -215,7 +215,7 @@ fn undeliverable_datagrams_are_lost_silently() {
     done(&mut a, Destination { qkey: 2, ..to });
     let beside = Qpn::new(to.qpn.raw() + 1).unwrap();
     done(&mut a, Destination { qpn: beside, ..to });
-    let nowhere = a.to(crate::addresses::gid_of(HostKey(5)), to.qpn);
+    let nowhere = a.to(crate::table::addresses::gid_of(HostKey(5)), to.qpn);
     done(&mut a, nowhere);
     let group = a.to(Gid([0xff; 16]), to.qpn);
     done(&mut a, group);
@@ -544,7 +544,8 @@ fn kill(at: KillPoint) -> Vec<(u64, Status)> {
     b.receive(2, 100);
     let core = b.ours();
     let remote_qp =
-        crate::qp::RemoteQp::to_datagrams(&b.device.context.own, b.qp.qpn().raw()).unwrap();
+        crate::datapath::qp::RemoteQp::to_datagrams(&b.device.context.own, b.qp.qpn().raw())
+            .unwrap();
     let (who, row) = (0x4000, b.sender());
     row.executing.fetch_add(1, Ordering::Relaxed);
     row.completing.store(0, Ordering::Relaxed);
@@ -614,7 +615,8 @@ fn an_ending_queue_pair_reclaims_a_killed_senders_receives() {
     b.sender().executing.fetch_add(1, Ordering::Relaxed);
     b.sender().completing.store(0, Ordering::Relaxed);
     let remote_qp =
-        crate::qp::RemoteQp::to_datagrams(&b.device.context.own, b.qp.qpn().raw()).unwrap();
+        crate::datapath::qp::RemoteQp::to_datagrams(&b.device.context.own, b.qp.qpn().raw())
+            .unwrap();
     let _ = remote_qp.receives.slots.claim_pop(0x4000).unwrap().unwrap();
     hand_over(b.sender(), dead_process(&fabric));
     b.qp.modify(&QpAttr::to_state(QpState::Error)).unwrap();

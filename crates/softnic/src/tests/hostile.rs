@@ -3,9 +3,9 @@
 use std::sync::atomic::AtomicBool;
 
 use super::*;
-use crate::descriptors::ContextDescriptors;
-use crate::peer::Peer;
-use crate::table::{MAX_SEGMENT, RecvSlot, RegionRow};
+use crate::table::descriptors::ContextDescriptors;
+use crate::table::peer::Peer;
+use crate::table::rows::{MAX_SEGMENT, RecvSlot, RegionRow};
 
 /// Makes a region's row refer to another region's memory.
 fn point_elsewhere(from: &RegionRow, to: &RegionRow) {

@@ -3,9 +3,9 @@
 use headworks_verbs::Duration;
 
 use super::*;
-use crate::clock;
-use crate::context::{Context, ContextMode};
+use crate::datapath::context::{Context, ContextMode};
 use crate::hostile::{FaultPoint, Rules, Verdict, rules};
+use crate::table::clock;
 
 /// Posts a WRITE for which the rule gives `verdict` when it begins. Returns how many polls the WRITE took,
 /// and how long.

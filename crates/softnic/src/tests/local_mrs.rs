@@ -7,8 +7,8 @@ use headworks_verbs::{HeapBuffer, Sge};
 use rustix::io::Errno;
 
 use super::*;
-use crate::cross_process_copy::CrossError;
-use crate::remote_memory::note_failure;
+use crate::datapath::cross_process_copy::CrossError;
+use crate::datapath::remote_memory::note_failure;
 
 /// How the peer's memory is reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

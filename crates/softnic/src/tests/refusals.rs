@@ -11,9 +11,9 @@ use super::local_mrs::{
     MARGIN, UNTOUCHED, calls_made, check, fill, heap, pattern, pieces, wide_end,
 };
 use super::*;
-use crate::copy::Span;
-use crate::cross_process_copy::{self, CrossError, Direction, RemoteRange};
-use crate::remote_memory::note_failure;
+use crate::datapath::copy::Span;
+use crate::datapath::cross_process_copy::{self, CrossError, Direction, RemoteRange};
+use crate::datapath::remote_memory::note_failure;
 
 const LENGTHS: [usize; 6] = [0, 1, 63, 64 << 10, (64 << 10) + 1, 10 << 20];
 
