@@ -1,5 +1,5 @@
-//! The address handles of a context: destinations of datagrams. They belong to one process and are not in shared memory.
-//! A request names the handle's key; the handle is read when the request is executed.
+//! The address handles of a context: destinations of datagrams. They belong to one process and are not in shared
+//! memory. A request names a handle's key; the handle is read when the request is executed.
 
 use std::collections::HashMap;
 use std::sync::{PoisonError, RwLock};

@@ -158,7 +158,9 @@ impl Context {
         let events = Events::new().map_err(|error| provider(error.into()))?;
         let peers = Peers::new(fabric, (host.0, claim.index), own.clone(), progress.clone());
         Ok(Arc::new(Self {
-            hostility: mode.rules.map(|rules| HostileMode::new(rules, &info)),
+            hostility: mode
+                .rules
+                .map(|rules| HostileMode::new(rules, &info, host.0)),
             non_temporal: mode.non_temporal,
             descriptors,
             info,
