@@ -2,8 +2,8 @@
 //! executes waiting requests.
 
 use headworks_verbs::{
-    Access, Opcode, Payload, PostErrorKind, QpCaps, RemoteAddr, RnrTimer, SendFlags, SendOp,
-    SendWr, Sge, Status,
+    Access, Opcode, Payload, PostErrorKind, QpCaps, RnrTimer, SendFlags, SendOp, SendWr, Sge,
+    Status,
 };
 
 use headworks_shm::asymmetric_fence;
@@ -13,16 +13,17 @@ use super::deliver::ReceiveClaim;
 use super::{INLINE_MAX, QpCore, RemoteQp, is_inline, opcode_of};
 use crate::crash_points;
 use crate::datapath::bounce::{BounceBuffer, BounceCall, CallKind};
-use crate::datapath::copy::{Span, copy_span, copy_spans, copy_torn, stream_spans};
-use crate::datapath::cross_process_copy::Direction;
-use crate::datapath::mr_key_check::{MrKeyCheck, Refused};
-use crate::datapath::non_temporal;
-use crate::datapath::remote_memory::{CopyError, RemoteSpan, transfer};
+use crate::datapath::copy::{Span, copy_span};
+use crate::datapath::mr_key_check::MrKeyCheck;
+use crate::datapath::remote_memory::RemoteSpan;
 use crate::hostile::Scatter;
 use crate::table::limits::MAX_MESSAGE;
 use crate::table::rows::{MAX_SGE, QpLife, count};
 
 mod bounce_call;
+mod operations;
+
+use operations::{Operation, refused};
 
 /// Executes the requests of one queue pair. Its only state is cached look-ups and the bounce buffer.
 #[derive(Default)]
@@ -406,59 +407,17 @@ impl Engine {
                 &spans[..sges.len()]
             }
         };
-        let mut there = |remote: RemoteAddr, len: u64, need: Access| {
-            if !remote_qp.allows(need) {
-                return Err(Refused);
-            }
-            if len == 0 {
-                return Ok(RemoteSpan::EMPTY);
-            }
-            remote_keys.far(
-                &remote_qp.peer,
-                (remote.rkey, remote_qp.pd),
-                remote.addr,
-                len as usize,
-                need,
-            )
+        let mut operation = Operation {
+            remote_qp,
+            remote_keys,
+            here,
+            request,
+            progress,
+            budget,
         };
         match request.op {
-            SendOp::Write(remote) | SendOp::WriteImm(remote, _) => {
-                let Ok(to) = there(remote, request.len, Access::REMOTE_WRITE) else {
-                    if progress.ahead {
-                        return Outcome::NotReady;
-                    }
-                    progress.abandon(remote_qp);
-                    return refused(remote_qp, Access::REMOTE_WRITE);
-                };
-                let imm = match request.op {
-                    SendOp::WriteImm(_, imm) => Some(imm),
-                    _ => None,
-                };
-                // A WRITE with immediate needs its receive before anything is placed.
-                if imm.is_some() && progress.claim.is_none() {
-                    match ReceiveClaim::take(remote_qp) {
-                        Ok(claim) => progress.claim = Some(claim),
-                        Err(outcome) => return outcome,
-                    }
-                }
-                crash_points::at("write");
-                let way = Direction::Place;
-                progress.streams = core.context.non_temporal
-                    && non_temporal::passed_by(request.len, || remote_keys.region_len(remote.rkey));
-                let moved = progress.transfer(way, remote_qp, here, &[to], (request.len, budget));
-                if let Err(why) = moved {
-                    return unmoved(remote_qp, why, CallKind::Place, progress);
-                }
-                if progress.done < request.len {
-                    return Outcome::More;
-                }
-                match (imm, progress.claim.take()) {
-                    (Some(imm), Some(claim)) => {
-                        claim.complete_write(remote_qp, imm, request.len, request.solicited)
-                    }
-                    _ => Outcome::Done,
-                }
-            }
+            SendOp::Write(remote) => operation.write(core, remote, None),
+            SendOp::WriteImm(remote, imm) => operation.write(core, remote, Some(imm)),
             // Class C of the responder's errors (9.9.3): a NAK, invalid request.
             SendOp::Read(_) | SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. }
                 if !remote_qp.answers_reads =>
@@ -466,105 +425,21 @@ impl Engine {
                 remote_qp.fail_peer();
                 Outcome::Failed(Status::RemoteInvalidRequest)
             }
-            SendOp::Read(remote) => {
-                let Ok(from) = there(remote, request.len, Access::REMOTE_READ) else {
-                    if progress.ahead {
-                        return Outcome::NotReady;
-                    }
-                    return refused(remote_qp, Access::REMOTE_READ);
-                };
-                let way = Direction::Fetch;
-                let moved = progress.transfer(way, remote_qp, here, &[from], (request.len, budget));
-                if let Err(why) = moved {
-                    return unmoved(remote_qp, why, CallKind::Fetch, progress);
-                }
-                if progress.done < request.len {
-                    Outcome::More
-                } else {
-                    Outcome::Done
-                }
+            SendOp::Read(remote) => operation.read(remote),
+            SendOp::CompareSwap {
+                remote,
+                expect,
+                swap,
+            } => {
+                let what = CallKind::CompareSwap { expect, swap };
+                operation.atomic(remote, what, |word| word.compare_swap(expect, swap))
             }
-            SendOp::CompareSwap { remote, .. } | SendOp::FetchAdd { remote, .. } => {
-                if !remote.addr.is_multiple_of(8) {
-                    remote_qp.fail_peer();
-                    return Outcome::Failed(Status::RemoteInvalidRequest);
-                }
-                let word = match there(remote, 8, Access::REMOTE_ATOMIC) {
-                    Ok(RemoteSpan::Mapped(word)) if word.is_aligned_word() => word,
-                    Ok(RemoteSpan::Across { key, stretch }) => {
-                        let what = match request.op {
-                            SendOp::CompareSwap { expect, swap, .. } => {
-                                CallKind::CompareSwap { expect, swap }
-                            }
-                            SendOp::FetchAdd { add, .. } => CallKind::FetchAdd { add },
-                            _ => return Outcome::Failed(Status::LocalQpOperation),
-                        };
-                        // Only its owner can execute an atomic on memory that is not mapped here.
-                        return unmoved(
-                            remote_qp,
-                            CopyError::Refused { key, stretch },
-                            what,
-                            progress,
-                        );
-                    }
-                    _ => return refused(remote_qp, Access::REMOTE_ATOMIC),
-                };
-                let old = match request.op {
-                    SendOp::CompareSwap { expect, swap, .. } => word.compare_swap(expect, swap),
-                    SendOp::FetchAdd { add, .. } => word.fetch_add(add),
-                    _ => return Outcome::Failed(Status::LocalQpOperation),
-                };
-                copy_spans(here, &[Span::of_inline(&old.to_ne_bytes())], 0, 8);
-                Outcome::Done
+            SendOp::FetchAdd { remote, add } => {
+                let what = CallKind::FetchAdd { add };
+                operation.atomic(remote, what, |word| word.fetch_add(add))
             }
-            SendOp::Send | SendOp::SendImm(_) => {
-                let imm = match request.op {
-                    SendOp::SendImm(imm) => Some(imm),
-                    _ => None,
-                };
-                if progress.claim.is_none() {
-                    match ReceiveClaim::take(remote_qp) {
-                        Ok(claim) => progress.claim = Some(claim),
-                        Err(outcome) => return outcome,
-                    }
-                }
-                let Some(claim) = &progress.claim else {
-                    return Outcome::NotReady;
-                };
-                let mut receive = [RemoteSpan::EMPTY; MAX_SGE];
-                match claim.spans(remote_qp, remote_keys, request.len, &mut receive) {
-                    Ok(count) => {
-                        let way = Direction::Place;
-                        let moved = progress.transfer(
-                            way,
-                            remote_qp,
-                            here,
-                            &receive[..count],
-                            (request.len, budget),
-                        );
-                        if let Err(why) = moved {
-                            return unmoved(remote_qp, why, CallKind::Receive, progress);
-                        }
-                    }
-                    Err(_) if remote_qp.peer.is_going() => return Outcome::NotReady,
-                    Err((ours, status)) => {
-                        if let Some(claim) = progress.claim.take() {
-                            claim.fail(remote_qp, status);
-                        }
-                        remote_qp.fail_peer();
-                        return Outcome::Failed(ours);
-                    }
-                }
-                if progress.done < request.len {
-                    return Outcome::More;
-                }
-                match progress.claim.take() {
-                    Some(claim) => {
-                        claim.complete_send(remote_qp, imm, request.len, request.solicited)
-                    }
-                    None => Outcome::Done,
-                }
-            }
+            SendOp::Send => operation.send(None),
+            SendOp::SendImm(imm) => operation.send(Some(imm)),
             _ => Outcome::Failed(Status::LocalQpOperation),
         }
     }
@@ -660,39 +535,6 @@ impl Engine {
 }
 
 impl RequestProgress {
-    /// Moves up to `budget` of the `len` bytes.
-    #[inline]
-    fn transfer(
-        &mut self,
-        way: Direction,
-        remote_qp: &RemoteQp,
-        here: &[Span],
-        there: &[RemoteSpan],
-        (len, budget): (u64, usize),
-    ) -> Result<(), CopyError> {
-        let mapped = || {
-            there
-                .iter()
-                .map(RemoteSpan::mapped)
-                .collect::<Option<Vec<_>>>()
-        };
-        if let Some(scatter) = &mut self.scatter
-            && let Some(there) = mapped()
-        {
-            self.done += transfer_scattered(way, here, &there, len, scatter);
-            return Ok(());
-        }
-        if self.streams
-            && way == Direction::Place
-            && let Some(there) = mapped()
-        {
-            self.done += stream_spans(&there, here, self.done, budget) as u64;
-            return Ok(());
-        }
-        // Memory that is not mapped here is copied by the kernel or by its owner.
-        transfer(way, &remote_qp.peer, here, there, &mut self.done, budget)
-    }
-
     fn abandon(&mut self, remote_qp: &RemoteQp) {
         if let Some(claim) = self.claim.take() {
             claim.fail(remote_qp, Status::Flushed);
@@ -706,74 +548,4 @@ const fn writes_here(op: &SendOp) -> bool {
         op,
         SendOp::Read(_) | SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. }
     )
-}
-
-/// Returns the outcome when bytes could not be moved to or from memory of the peer that was checked.
-#[cold]
-fn unmoved(
-    remote_qp: &RemoteQp,
-    why: CopyError,
-    what: CallKind,
-    progress: &mut RequestProgress,
-) -> Outcome {
-    let status = match why {
-        CopyError::Dead => Status::RetryExceeded,
-        CopyError::Fault => Status::RemoteOperation,
-        CopyError::Refused { key, stretch } => {
-            let (addr, len) = (stretch.addr, stretch.len);
-            let call = BounceCall {
-                what,
-                key,
-                addr,
-                len,
-            };
-            return Outcome::Ask(call);
-        }
-    };
-    if let Some(claim) = progress.claim.take() {
-        claim.fail(remote_qp, Status::LocalProtection);
-    }
-    remote_qp.fail_peer();
-    Outcome::Failed(status)
-}
-
-/// Moves the next pieces of a message whose bytes are placed in any order, and returns how many bytes.
-#[cold]
-fn transfer_scattered(
-    way: Direction,
-    here: &[Span],
-    there: &[Span],
-    len: u64,
-    scatter: &mut Scatter,
-) -> u64 {
-    let (to, from) = match way {
-        Direction::Place => (there, here),
-        Direction::Fetch => (here, there),
-    };
-    let copy = match scatter.keeps_words() {
-        true => copy_spans,
-        false => copy_torn,
-    };
-    let target: Vec<_> = to.iter().map(Span::extent).collect();
-    let mut moved = 0;
-    for piece in scatter.step(&target, len as usize) {
-        copy(to, from, piece.start as u64, piece.len());
-        moved += piece.len() as u64;
-    }
-    moved
-}
-
-/// Returns the outcome of a request whose key, bounds or access rights the peer refused. If the peer's
-/// queue pair does not allow `need` at all, the request is invalid (table of 9.9.3, unsupported opcodes).
-#[cold]
-fn refused(remote_qp: &RemoteQp, need: Access) -> Outcome {
-    if remote_qp.peer.is_going() {
-        return Outcome::NotReady;
-    }
-    let status = match remote_qp.allows(need) {
-        true => Status::RemoteAccess,
-        false => Status::RemoteInvalidRequest,
-    };
-    remote_qp.fail_peer();
-    Outcome::Failed(status)
 }
