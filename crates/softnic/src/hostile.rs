@@ -244,12 +244,13 @@ pub(crate) struct HostileMode {
 }
 
 impl HostileMode {
-    pub(crate) fn new(rules: Rules, info: &DeviceInfo) -> Self {
+    /// Injects the faults of `rules` on the device `info` of the soft host with the key `host`.
+    pub(crate) fn new(rules: Rules, info: &DeviceInfo, host: u64) -> Self {
         Self {
             rules: Arc::new(rules),
             ordered_between_writes: info.promises.ordered_between_writes,
             atomic_aligned_8: info.promises.atomic_aligned_8,
-            host: crate::device::host_of(info.gid),
+            host,
             next: AtomicU64::new(0),
         }
     }

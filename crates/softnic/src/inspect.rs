@@ -16,9 +16,9 @@ use headworks_shm::{
 };
 use headworks_verbs::{CqCounters, QpCounters, QpState, QpType};
 
-use crate::descriptors::DescriptorKind;
-use crate::provider::host_key;
-use crate::table::Table;
+use crate::table::addresses::host_key;
+use crate::table::descriptors::DescriptorKind;
+use crate::table::rows::Table;
 
 mod rows;
 

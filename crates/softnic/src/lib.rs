@@ -9,40 +9,72 @@
 //!
 //! # Map
 //!
-//! From the device's interface inwards:
+//! The modules form three layers. A layer uses only those below it, and the modules within a layer form no cycle
+//! (`xtask/src/module_cycles.rs` checks both). The tables begin with the highest layer. In each table a module uses
+//! only modules in the rows below it.
+//!
+//! `control` opens devices, creates objects, and looks after them in the progress thread:
 //!
 //! | module | content |
 //! |---|---|
-//! | [`provider`] | opens devices `soft[:HOST][,…]`: names, options, limits, promises |
-//! | `device` | an opened device: one *context*, a process in a soft host |
-//! | `table` | the shared table of a context: rows for queue pairs, CQs, SRQs, regions, segments, senders |
-//! | `descriptors` | descriptors that a context hands to other processes, and asks of them |
-//! | `peer_process` | liveness of a peer process: dead, or stopped |
-//! | `peer` | another process's context, attached: its table, its memory, its wake pipes |
-//! | `arena` | shared memory for queues and small buffers, cut from a few segments |
-//! | `memory` | buffers, regions; deregistration that waits for initiators in flight |
-//! | `mr_key_check` | key check and look-up of memory regions, cached per queue pair |
-//! | `copy` | gather and scatter; atomics |
-//! | `non_temporal` | which WRITEs use non-temporal stores: pure, but for cache sizes |
-//! | `local_mrs` | trusted table of this process's memory regions, which no peer can change |
-//! | `remote_memory`, `cross_process_copy` | access to a peer's memory, mapped or not; cross-process copies |
-//! | `bounce` | bounce buffer through which the owner of private memory serves a peer |
+//! | [`provider`] | opens devices `soft[:HOST][,…]`: names, options, promises |
+//! | `device` | an opened device and its protection domains: creation of all objects |
+//! | `progress_thread` | progress thread: drives pending requests, notices deaths |
+//! | `bounce_service` | serves the calls that peers put into their bounce buffers |
+//! | `objects` | lists of a device's queue pairs, CQs, SRQs and buffers |
+//! | `buffer` | buffers, regions; deregistration that waits for initiators in flight |
+//! | `address_handle` | address handles as the application holds them |
+//!
+//! `datapath` posts, executes and completes requests:
+//!
+//! | module | content |
+//! |---|---|
 //! | `qp` | queue pairs: posting, accounting |
 //! | `qp::states` | creates, moves through the states, destroys |
+//! | `qp::queue_pairs` | the queue pairs of a context; waiting for initiators that could reach its memory |
 //! | `qp::remote_qp` | view of the remote queue pair, looked up and checked |
 //! | `qp::engine` | executes one request, or asks the peer to |
 //! | `qp::deliver` | responder's half of SEND and immediates: receives and their completions |
 //! | `qp::datagram` | datagrams: resolved destinations, delivery |
-//! | `address_handle`, `datagram_senders` | address handles; remote senders of datagrams, their recovery |
+//! | `qp::dead_senders` | recovery of what dead senders of datagrams left |
 //! | `qp::pending` | pending requests: retries, timeouts, flushing |
 //! | `qp::hostile_qp` | requests of a device with fault injection |
-//! | [`hostile`] | fault injection: rules, pure |
-//! | `cq`, `completion_channel`, `srq` | completion queues, completion channels, shared receive queues |
-//! | `quarantine` | memory that stopped processes may still write to |
-//! | `events`, `row_allocator` | asynchronous events; allocation of table rows |
+//! | `cq`, `srq` | completion queues, shared receive queues |
+//! | `completion_channel` | completion channels |
+//! | `bounce` | bounce buffer through which the owner of private memory serves a peer |
+//! | `context` | a *context*, a process in a soft host: the state that the objects of an opened device share |
+//! | `datagram_senders` | rows of datagram senders, and the processes that hold them |
+//! | `quarantine` | objects that stopped processes may still write to |
+//! | `address_handles`, `events` | address handles and asynchronous events of a context |
+//! | `mr_key_check` | key check and look-up of memory regions, cached per queue pair |
+//! | `remote_memory` | access to a peer's memory, mapped or not |
+//! | `cross_process_copy` | copies between processes through the kernel |
+//! | `copy` | gather and scatter; atomics |
+//! | `non_temporal` | which WRITEs use non-temporal stores: pure, but for cache sizes |
+//!
+//! `table` has what other processes see of a context, and what a context sees of them:
+//!
+//! | module | content |
+//! |---|---|
+//! | `initiator` | queue pairs and senders that execute on this process's memory; waiting for them |
+//! | `peers` | the contexts that a context has attached |
+//! | `peer` | another process's context, attached: its table, its memory, its wake pipes |
+//! | `peer_process` | liveness of a peer process: dead, or stopped |
+//! | `descriptors` | descriptors that a context hands to other processes, and asks of them |
+//! | `progress` | state that a context's threads share with its progress thread |
+//! | `local_mrs` | trusted table of this process's memory regions, which no peer can change |
+//! | `arena` | shared memory for queues and small buffers, cut from a few segments |
+//! | `row_allocator` | allocation of table rows |
+//! | `addresses`, `limits`, `clock` | GIDs, QPNs and keys of soft hosts; limits of every device; time |
+//! | `rows` | the shared table of a context: rows for queue pairs, CQs, SRQs, regions, segments, senders |
+//!
+//! Beside the layers:
+//!
+//! | module | content |
+//! |---|---|
+//! | [`inspect`] | inspection of all software RNICs of a user, from outside; uses `table` |
+//! | [`hostile`] | fault injection: rules, pure; used by `datapath` |
 //! | `crash_points` | crash-injection points of tests |
-//! | [`inspect`] | inspection of all software RNICs of a user, from outside |
-//! | `progress` | progress thread: drives pending requests, notices deaths |
 //!
 //! # What another process can do to this one
 //!
@@ -52,37 +84,16 @@
 //!
 #![doc = include_str!("how_it_works.md")]
 
-mod address_handle;
-mod arena;
-mod bounce;
-mod buffer;
-mod completion_channel;
-mod copy;
-mod cq;
+mod control;
 mod crash_points;
-mod cross_process_copy;
-mod datagram_senders;
-mod descriptors;
-mod device;
-mod events;
+mod datapath;
 pub mod hostile;
 pub mod inspect;
-mod local_mrs;
-mod mr_key_check;
-mod non_temporal;
-mod peer;
-mod peer_process;
-mod progress;
-pub mod provider;
-mod qp;
-mod quarantine;
-mod remote_memory;
-mod row_allocator;
-mod srq;
 mod table;
 #[cfg(test)]
 mod tests;
 
-pub use cross_process_copy::check_support as check_cross_process_copy;
-pub use provider::SoftProvider;
-pub use qp::{INLINE_MAX, SHARED_BYTES_PER_QP};
+pub use control::provider;
+pub use control::provider::SoftProvider;
+pub use datapath::cross_process_copy::check_support as check_cross_process_copy;
+pub use datapath::qp::{INLINE_MAX, SHARED_BYTES_PER_QP};

@@ -19,14 +19,15 @@ use headworks_verbs::{
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use crate::buffer;
-use crate::cq::CqPort;
-use crate::device::{Context, SoftDevice, host_of, slot_of};
-use crate::mr_key_check::MrKeyCheck;
-use crate::provider::info;
-use crate::qp::SoftQp;
-use crate::srq::{OWNER, SoftSrq};
-use crate::table::{CqSlot, Executing, MAX_REGION, RecvSlot};
+use crate::control::device::SoftDevice;
+use crate::control::provider::info;
+use crate::datapath::context::Context;
+use crate::datapath::cq::CqPort;
+use crate::datapath::mr_key_check::MrKeyCheck;
+use crate::datapath::qp::SoftQp;
+use crate::datapath::srq::{OWNER, SoftSrq};
+use crate::table::addresses::{host_of, slot_of};
+use crate::table::rows::{CqSlot, Executing, MAX_REGION, RecvSlot};
 
 mod bounce;
 pub(crate) mod child;
@@ -104,7 +105,7 @@ fn qp_init(cq: &Arc<dyn CompletionQueue>, srq: Option<Arc<dyn SharedReceiveQueue
 
 fn region(device: &SoftDevice, pd: u32) -> Region {
     let buffer: Arc<dyn Buffer> = device.alloc(&AllocRequest::of(4096)).unwrap();
-    buffer::register(&device.context, pd, &buffer, Access::ALL).unwrap()
+    device.register(pd, &buffer, Access::ALL).unwrap()
 }
 
 /// Fills memory that nothing may write to.
@@ -131,18 +132,11 @@ fn holds(buffer: &Arc<dyn Buffer>, byte: u8) -> bool {
     })
 }
 
-impl SoftDevice {
-    /// Makes another handle of the same context.
-    fn again(&self) -> Self {
-        Self::over(self.context.clone())
-    }
-}
-
 impl TestQp {
     fn new(device: SoftDevice, srq: Option<Arc<dyn SharedReceiveQueue>>, depth: u32) -> Self {
         let cq = device.create_cq(&cq_init(depth)).unwrap();
         Self {
-            qp: SoftQp::create(&device.context, PD, &qp_init(&cq, srq)).unwrap(),
+            qp: device.create_qp(PD, &qp_init(&cq, srq)).unwrap(),
             region: region(&device, PD),
             cq,
             device,
@@ -355,7 +349,7 @@ fn channels_of_cqs_that_are_gone_are_let_go() {
     let fabric = Fabric::new();
     let (device, other) = (fabric.open("soft:h1"), fabric.open("soft:h2"));
     let host = host_of(device.info().gid);
-    let peer = other.context.peer(host, 2).unwrap().unwrap();
+    let peer = other.context.peers.attach(host, 2).unwrap().unwrap();
     for _ in 0..50 {
         let channel = device.create_channel().unwrap();
         let init = CqInit {
@@ -363,7 +357,7 @@ fn channels_of_cqs_that_are_gone_are_let_go() {
             ..cq_init(4)
         };
         let cq = device.create_cq(&init).unwrap();
-        let ours = device.context.own_cq(&cq).unwrap();
+        let ours = device.objects.own_cq(&cq).unwrap();
         let theirs = CqPort::open(&peer, ours.row).unwrap();
         let within = CqPort::open(&device.context.own, ours.row).unwrap();
         for port in [ours.port(), &theirs, &within] {
@@ -387,8 +381,7 @@ fn receives_of_an_srq_of_another_domain_open_nothing_to_writes() {
         max_sge: 1,
         limit: 0,
     };
-    let srq = SoftSrq::create(&there.context, other, &init).unwrap();
-    let srq = there.context.enter_srq(srq);
+    let srq = there.create_srq(other, &init).unwrap();
     let target = region(&there, other);
     let mut ends = [
         TestQp::new(here, None, 16),
@@ -398,7 +391,7 @@ fn receives_of_an_srq_of_another_domain_open_nothing_to_writes() {
     let [a, b] = &mut ends;
     // The second region is private: its owner fills the receive.
     let buffer: Arc<dyn Buffer> = headworks_verbs::HeapBuffer::new(64);
-    let local_mrs = buffer::register(&b.device.context, other, &buffer, Access::ALL).unwrap();
+    let local_mrs = b.device.register(other, &buffer, Access::ALL).unwrap();
     local_mrs::go_by(local_mrs::Route::BounceBuffer, a, b);
     for target in [&target, &local_mrs] {
         let sges = [target.sge(0, 8)];
@@ -422,7 +415,7 @@ fn memory_is_reached_whatever_its_segments_header_says_by_now() {
     let fabric = Fabric::new();
     let [mut a, b] = fabric.pair();
     let long: Arc<dyn Buffer> = b.device.alloc(&AllocRequest::of(4 << 20)).unwrap();
-    let target = buffer::register(&b.device.context, PD, &long, Access::ALL).unwrap();
+    let target = b.device.register(PD, &long, Access::ALL).unwrap();
     let file = target.buffer().file().expect("a segment of its own");
     rustix::io::pwrite(file, &[0xff; 4096], 0).expect("writes");
     assert_eq!(a.write_to(&target), Status::Success);
@@ -475,7 +468,7 @@ fn receives_are_not_flushed_while_a_stopped_peer_has_one_in_hand_and_then_in_ord
     let [mut a, mut b] = fabric.pair();
     assert_eq!(a.write_to(&b.region), Status::Success);
     (1..=2).for_each(|wr_id| b.receive_as(wr_id));
-    let core = b.device.context.queue_pairs().pop().unwrap();
+    let core = b.device.objects.queue_pairs.all().pop().unwrap();
     // As if the peer's process were stopped after it took the first receive.
     a.executing().posting.store(1, Ordering::Relaxed);
     let row = b.device.context.table.qp(core.slot());
@@ -510,11 +503,11 @@ fn a_queue_pair_destroyed_while_its_peer_is_stopped_is_kept_until_that_goes_on()
     // Deregistration still meets the stopped peer.
     within_limit(move || drop(old));
     assert_eq!(device.context.quarantine.held(), 2);
-    assert_eq!(device.context.queue_pairs().len(), 1);
+    assert_eq!(device.objects.queue_pairs.all().len(), 1);
     a.executing().posting.store(0, Ordering::Release);
     until("all to come back", || device.context.quarantine.held() == 0);
     until("the queue pair to go", || {
-        device.context.queue_pairs().is_empty()
+        device.objects.queue_pairs.all().is_empty()
     });
     drop(cq);
 }
@@ -659,11 +652,11 @@ fn peers_that_no_queue_pair_is_connected_to_are_let_go() {
     let fabric = Fabric::new();
     let [mut a, b] = fabric.pair();
     assert_eq!(a.write_to(&b.region), Status::Success);
-    assert_eq!(a.device.context.peers_held(), 1);
-    let peer = a.device.context.peers().pop().unwrap();
+    assert_eq!(a.device.context.peers.held(), 1);
+    let peer = a.device.context.peers.all().pop().unwrap();
     // One of the peer's segments goes: it must be unmapped here although the peer is in use.
     let buffer: Arc<dyn Buffer> = b.device.alloc(&AllocRequest::of(4 << 20)).unwrap();
-    let large = buffer::register(&b.device.context, PD, &buffer, Access::ALL).unwrap();
+    let large = b.device.register(PD, &buffer, Access::ALL).unwrap();
     assert_eq!(a.write_to(&large), Status::Success);
     let held = peer.segments_held();
     drop((large, buffer));
@@ -671,6 +664,6 @@ fn peers_that_no_queue_pair_is_connected_to_are_let_go() {
     // The peer must be detached although its process, which is this one, lives on.
     let TestQp { device, qp, .. } = a;
     drop((b, qp));
-    assert_eq!(device.context.peers_held(), 0);
+    assert_eq!(device.context.peers.held(), 0);
     until("all to let go of it", || Arc::strong_count(&peer) == 1);
 }

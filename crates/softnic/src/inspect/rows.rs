@@ -12,9 +12,9 @@ use super::{
     CompletionQueueSnapshot, CountAndBytes, HostNames, PeerSnapshot, QueuePairSnapshot,
     SharedReceiveQueueSnapshot,
 };
-use crate::descriptors::DescriptorKind;
-use crate::device::key_of;
-use crate::table::{
+use crate::table::addresses::key_of;
+use crate::table::descriptors::DescriptorKind;
+use crate::table::rows::{
     CqRow, CqSlot, LIMIT_REACHED, MAX_CQ, MAX_QP, MAX_REGION, MAX_SEGMENT, MAX_SRQ, NO_ROW, QpRow,
     QueueLocation, RecvSlot, SrqRow, Table,
 };

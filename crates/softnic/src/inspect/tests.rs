@@ -5,9 +5,10 @@ use headworks_shm::{DescriptorRequest, DescriptorSource, HostKey, Registry};
 use headworks_verbs::{CqInit, Device};
 
 use super::*;
-use crate::device::{Context, SoftDevice};
-use crate::provider::info;
-use crate::table::{MAX_CQ, MAX_QP, QpLife};
+use crate::control::device::SoftDevice;
+use crate::control::provider::info;
+use crate::datapath::context::Context;
+use crate::table::rows::{MAX_CQ, MAX_QP, QpLife};
 
 fn registry() -> (tempfile::TempDir, Arc<Registry>) {
     let folder = tempfile::tempdir().unwrap();
@@ -173,15 +174,15 @@ pub(crate) fn scribble(table: &Table, word: u64) {
         row.counts.polled.store(word, Relaxed);
         row.counts.lane_polled.store(!word, Relaxed);
     }
-    for row in 0..crate::table::MAX_SRQ as u32 {
+    for row in 0..crate::table::rows::MAX_SRQ as u32 {
         table.srq(row).life.store(word as u32, Relaxed);
         table.srq(row).limit.store(word as u32, Relaxed);
     }
-    for row in 0..crate::table::MAX_REGION as u32 {
+    for row in 0..crate::table::rows::MAX_REGION as u32 {
         table.region(row).key.store(word, Relaxed);
         table.region(row).len.store(word, Relaxed);
     }
-    for row in 0..crate::table::MAX_SEGMENT as u32 {
+    for row in 0..crate::table::rows::MAX_SEGMENT as u32 {
         table.segment(row).len.store(word, Relaxed);
     }
     let _ = QpLife(word).state();

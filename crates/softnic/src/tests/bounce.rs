@@ -6,8 +6,9 @@ use std::sync::atomic::AtomicBool;
 use super::child::meanwhile;
 use super::local_mrs::{Route, bytes, calls_made, fill, go_by, heap, joined};
 use super::*;
-use crate::bounce::{BounceBuffer, BounceCall, CallKind, CallResult, DATA, serve};
-use crate::table::{QpLife, QpRow, QueueLocation, SegmentOffset};
+use crate::control::bounce_service::serve;
+use crate::datapath::bounce::{BounceBuffer, BounceCall, CallKind, CallResult, DATA};
+use crate::table::rows::{QpLife, QpRow, QueueLocation, SegmentOffset};
 
 fn row(end: &TestQp) -> &QpRow {
     end.device.context.table.qp(slot_of(end.qp.qpn().raw()))
@@ -51,7 +52,7 @@ impl BounceCaller {
         let _alone = hold(context);
         let slot = slot_of(self.far.qp.qpn().raw());
         context.table.attention().calls.set(slot);
-        serve(context);
+        serve(context, &self.far.device.objects.queue_pairs);
         self.bounce_buffer.answer()
     }
 
@@ -75,10 +76,10 @@ const ADD: CallKind = CallKind::FetchAdd { add: 3 };
 fn the_owner_checks_a_call_whatever_the_caller_has_checked() {
     let fabric = Fabric::new();
     let mut caller = BounceCaller::new(&fabric);
-    let context = caller.far.device.context.clone();
+    let device = caller.far.device.again();
     let region = |pd, access| {
         let buffer: Arc<dyn Buffer> = headworks_verbs::HeapBuffer::new(2 * DATA);
-        buffer::register(&context, pd, &buffer, access).unwrap()
+        device.register(pd, &buffer, access).unwrap()
     };
     let all = region(PD, Access::ALL);
     let end = 2 * DATA;
@@ -244,6 +245,7 @@ fn a_queue_pair_is_reset_when_no_call_is_being_served_any_more() {
     let [mut near, mut far] = calling(&fabric, None);
     let there = heap(&far, 64);
     let contexts = [&near, &far].map(|end| end.device.context.clone());
+    let queue_pairs = far.device.objects.queue_pairs.clone();
     let alone = contexts.each_ref().map(|context| hold(context));
     post_call(&mut near, SendOp::Write(there.remote(0)));
     let (tell, told) = mpsc::channel();
@@ -262,7 +264,7 @@ fn a_queue_pair_is_reset_when_no_call_is_being_served_any_more() {
         tell.send((resets, is_reset.load(Ordering::Acquire)))
             .unwrap();
     });
-    serve(&contexts[1]);
+    serve(&contexts[1], &queue_pairs);
     let (far, too_early) = told.try_recv().expect("a call that is served");
     drop(alone);
     assert!(!too_early, "its memory was written to");
@@ -276,6 +278,7 @@ fn a_receive_is_not_given_back_while_it_is_being_filled() {
     let into = heap(&far, 64);
     receive(&mut far, &into);
     let contexts = [&near, &far].map(|end| end.device.context.clone());
+    let queue_pairs = far.device.objects.queue_pairs.clone();
     let alone = contexts.each_ref().map(|context| hold(context));
     post_call(&mut near, SendOp::Send);
     let far_cq = far.cq.clone();
@@ -286,7 +289,7 @@ fn a_receive_is_not_given_back_while_it_is_being_filled() {
         let polled = far_cq.poll(&mut [Completion::default()]);
         tell.send((near, polled)).unwrap();
     });
-    serve(&contexts[1]);
+    serve(&contexts[1], &queue_pairs);
     let (near, polled) = told.try_recv().expect("a call that is served");
     drop(alone);
     assert_eq!(polled, Ok(0), "its memory was written to");
@@ -307,12 +310,13 @@ fn a_call_that_is_given_up_is_not_served_later() {
     fill(&into, |_| 0x5a);
     receive(&mut far, &into);
     let contexts = [&near, &far].map(|end| end.device.context.clone());
+    let queue_pairs = far.device.objects.queue_pairs.clone();
     let alone = contexts.each_ref().map(|context| hold(context));
     near.post(SendOp::Send);
     let owner = contexts[1].clone();
     let (tell, told) = mpsc::channel();
     meanwhile("filled", move || {
-        serve(&owner);
+        serve(&owner, &queue_pairs);
         tell.send(()).unwrap();
     });
     // No one answers the call.
@@ -330,13 +334,14 @@ fn a_call_over_a_connection_that_ended_is_not_served_over_the_next() {
     let [mut near, mut far] = calling(&fabric, None);
     let there = heap(&far, 64);
     let contexts = [&near, &far].map(|end| end.device.context.clone());
+    let queue_pairs = far.device.objects.queue_pairs.clone();
     let alone = contexts.each_ref().map(|context| hold(context));
     let remote = there.remote(0);
     post_call(&mut near, SendOp::FetchAdd { remote, add: 3 });
     far.qp.modify(&QpAttr::to_state(QpState::Reset)).unwrap();
     assert!(is_quiet(&near));
     join(&mut far.qp, near.device.info().gid, near.qp.qpn());
-    serve(&contexts[1]);
+    serve(&contexts[1], &queue_pairs);
     assert_eq!(bytes(&there, 0, 8), [0; 8]);
     drop(alone);
     // The request begins again.
@@ -366,7 +371,10 @@ fn the_owner_refuses_a_receive_over_memory_that_may_not_be_received_into() {
     let [mut near, mut far] = calling(&fabric, None);
     let buffer: Arc<dyn Buffer> = headworks_verbs::HeapBuffer::new(64);
     let context = far.device.context.clone();
-    let into = buffer::register(&context, PD, &buffer, Access::REMOTE_READ).unwrap();
+    let into = far
+        .device
+        .register(PD, &buffer, Access::REMOTE_READ)
+        .unwrap();
     // The row allows it, but the owner does not trust the row.
     let row = context.table.region(into.rkey());
     row.access.store(Access::ALL.bits(), Ordering::Relaxed);

@@ -308,7 +308,7 @@ impl ChildState {
             }
             "seek" => {
                 let host = host_of(gid_of(words[0]));
-                let found = self.device.context.peer(host, number(1) as u32);
+                let found = self.device.context.peers.attach(host, number(1) as u32);
                 match found {
                     Ok(None) => say("sought nobody"),
                     found => say(&format!("sought {}", found.is_ok())),
@@ -364,7 +364,7 @@ impl ChildState {
         let request = AllocRequest::of(len as usize);
         let buffer: Arc<dyn Buffer> = self.device.alloc(&request).unwrap();
         fill(&buffer, 0x5a);
-        let region = buffer::register(&self.device.context, PD, &buffer, Access::ALL).unwrap();
+        let region = self.device.register(PD, &buffer, Access::ALL).unwrap();
         let remote = RemoteAddr { addr, rkey };
         let write = SendOp::Write(remote);
         for turn in 0u64.. {
@@ -411,7 +411,7 @@ pub(super) fn many_of(
     let mut init = qp_init(&cq, None);
     init.caps.max_send_wr = 2;
     init.caps.max_recv_wr = 2;
-    let make = |_| SoftQp::create(&device.context, PD, &init).unwrap();
+    let make = |_| device.create_qp(PD, &init).unwrap();
     (cq, (0..count).map(make).collect())
 }
 

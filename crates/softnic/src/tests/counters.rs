@@ -113,7 +113,7 @@ fn a_piecewise_request_is_counted_when_it_completes() {
     let len = 3 * crate::INLINE_MAX;
     let large = |device: &SoftDevice| {
         let buffer: Arc<dyn Buffer> = device.alloc(&AllocRequest::of(len)).unwrap();
-        buffer::register(&device.context, PD, &buffer, Access::ALL).unwrap()
+        device.register(PD, &buffer, Access::ALL).unwrap()
     };
     let (from, to) = (large(&a.device), large(&b.device));
     let sges = [from.sge(0, len as u32)];
@@ -173,7 +173,7 @@ fn a_row_that_is_used_again_begins_at_zero() {
     } = a;
     drop(qp);
     device.context.qp_rows.age(slot, generation);
-    let qp = SoftQp::create(&device.context, PD, &qp_init(&cq, None)).unwrap();
+    let qp = device.create_qp(PD, &qp_init(&cq, None)).unwrap();
     assert_eq!(slot_of(qp.qpn().raw()) as u32, slot);
     assert_eq!(qp.counters(), Some(QpCounters::default()));
     // The CQ still knows what the queue pair before put into its lane.
@@ -211,8 +211,7 @@ fn an_overrun_and_an_srq_are_seen_from_outside() {
         max_sge: 1,
         limit: 1,
     };
-    let srq = SoftSrq::create(&there.context, PD, &init).unwrap();
-    let srq = there.context.enter_srq(srq);
+    let srq = there.create_srq(PD, &init).unwrap();
     let mut ends = [
         TestQp::new(here, None, 16),
         TestQp::new(there, Some(srq.clone()), 2),
@@ -254,7 +253,7 @@ fn unpolled_completions_of_a_destroyed_queue_pair_remain_visible() {
     let unpolled = |a: &TestQp| seen(&fabric, a).completion_queues[0].counters.unpolled;
     assert_eq!(unpolled(&a), 1);
     let init = qp_init(&a.cq, None);
-    a.qp = SoftQp::create(&a.device.context, PD, &init).unwrap();
+    a.qp = a.device.create_qp(PD, &init).unwrap();
     assert_eq!(unpolled(&a), 1);
     a.completed();
     assert_eq!(unpolled(&a), 0);
@@ -272,7 +271,7 @@ fn the_events_of_a_channel_are_counted() {
     let cq = device.create_cq(&init).unwrap();
     for events in 1..4 {
         cq.arm(false);
-        let ours = device.context.own_cq(&cq).unwrap();
+        let ours = device.objects.own_cq(&cq).unwrap();
         ours.port().push(OWNER, CqSlot::default(), false).unwrap();
         assert_eq!(cq.counters().unwrap().events, events);
     }
@@ -292,7 +291,7 @@ fn ended_states_are_not_shown_as_current() {
         max_sge: 1,
         limit: 2,
     };
-    let srq = SoftSrq::create(&a.device.context, PD, &init).unwrap();
+    let srq = a.device.create_srq(PD, &init).unwrap();
     let limit = || seen(&fabric, &a).shared_receive_queues[0].limit;
     assert_eq!(limit(), 2);
     assert!(a.device.context.table.srq(srq.row).crosses_limit(0));

@@ -10,7 +10,8 @@ fn kill_with_a_receive_in_hand(fabric: &Fabric, b: &DatagramQp) {
     row.executing.fetch_add(1, Ordering::Relaxed);
     row.completing.store(0, Ordering::Relaxed);
     let qpn = b.qp.qpn().raw();
-    let remote_qp = crate::qp::RemoteQp::to_datagrams(&b.device.context.own, qpn).unwrap();
+    let remote_qp =
+        crate::datapath::qp::RemoteQp::to_datagrams(&b.device.context.own, qpn).unwrap();
     let taken = remote_qp.receives.slots.claim_pop(WHO).unwrap();
     assert!(taken.is_some());
     hand_over(row, dead_process(fabric));

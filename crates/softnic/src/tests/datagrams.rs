@@ -5,9 +5,9 @@ use headworks_verbs::bringup::bring_up_ud;
 use headworks_verbs::{AhInit, AhKey, Destination, GRH_BYTES, Grh, PostErrorKind};
 
 use super::*;
-use crate::address_handle::SoftAh;
-use crate::qp::datagram::LINKS_MAX;
-use crate::table::MAX_QP;
+use crate::control::address_handle::SoftAh;
+use crate::datapath::qp::datagram::LINKS_MAX;
+use crate::table::rows::MAX_QP;
 
 const QKEY: u32 = 0x1111;
 
@@ -35,7 +35,7 @@ fn bring_up(qp: &mut SoftQp) {
 impl DatagramQp {
     pub(super) fn new(device: SoftDevice, srq: Option<Arc<dyn SharedReceiveQueue>>) -> Self {
         let cq = device.create_cq(&cq_init(64)).unwrap();
-        let mut qp = SoftQp::create(&device.context, PD, &ud_init(&cq, srq)).unwrap();
+        let mut qp = device.create_qp(PD, &ud_init(&cq, srq)).unwrap();
         bring_up(&mut qp);
         Self {
             qp,
@@ -108,11 +108,12 @@ impl DatagramQp {
     }
 
     pub(super) fn clean_up(&self) {
-        self.device.context.senders.clean_up(&self.device.context);
+        let queue_pairs = &self.device.objects.queue_pairs;
+        queue_pairs.clean_up_senders(&self.device.context);
     }
 
-    fn ours(&self) -> Arc<crate::qp::QpCore> {
-        self.device.context.queue_pairs().pop().unwrap()
+    fn ours(&self) -> Arc<crate::datapath::qp::QpCore> {
+        self.device.objects.queue_pairs.all().pop().unwrap()
     }
 }
 
@@ -214,7 +215,7 @@ fn undeliverable_datagrams_are_lost_silently() {
     done(&mut a, Destination { qkey: 2, ..to });
     let beside = Qpn::new(to.qpn.raw() + 1).unwrap();
     done(&mut a, Destination { qpn: beside, ..to });
-    let nowhere = a.to(crate::device::gid_of(HostKey(5)), to.qpn);
+    let nowhere = a.to(crate::table::addresses::gid_of(HostKey(5)), to.qpn);
     done(&mut a, nowhere);
     let group = a.to(Gid([0xff; 16]), to.qpn);
     done(&mut a, group);
@@ -354,7 +355,7 @@ fn a_message_of_the_mtu_is_sent_and_a_longer_one_is_not() {
     let (mut a, b, to) = pair(&fabric);
     let device = &b.device;
     let buffer: Arc<dyn Buffer> = device.alloc(&AllocRequest::of(8192)).unwrap();
-    let large = buffer::register(&device.context, PD, &buffer, Access::ALL).unwrap();
+    let large = device.register(PD, &buffer, Access::ALL).unwrap();
     let mut b = DatagramQp { region: large, ..b };
     b.receive(1, 8192);
     let sges = [a.region.sge(0, 4096), a.region.sge(0, 1)];
@@ -366,7 +367,7 @@ fn a_message_of_the_mtu_is_sent_and_a_longer_one_is_not() {
         },
         ..ud_init(&cq, None)
     };
-    a.qp = SoftQp::create(&a.device.context, PD, &init).unwrap();
+    a.qp = a.device.create_qp(PD, &init).unwrap();
     bring_up(&mut a.qp);
     for count in [2, 1] {
         let wr = SendWr {
@@ -388,8 +389,7 @@ pub(super) fn srq_of(device: &SoftDevice) -> Arc<SoftSrq> {
         max_sge: 1,
         limit: 0,
     };
-    let srq = SoftSrq::create(&device.context, PD, &init).unwrap();
-    device.context.enter_srq(srq)
+    device.create_srq(PD, &init).unwrap()
 }
 
 #[test]
@@ -544,7 +544,8 @@ fn kill(at: KillPoint) -> Vec<(u64, Status)> {
     b.receive(2, 100);
     let core = b.ours();
     let remote_qp =
-        crate::qp::RemoteQp::to_datagrams(&b.device.context.own, b.qp.qpn().raw()).unwrap();
+        crate::datapath::qp::RemoteQp::to_datagrams(&b.device.context.own, b.qp.qpn().raw())
+            .unwrap();
     let (who, row) = (0x4000, b.sender());
     row.executing.fetch_add(1, Ordering::Relaxed);
     row.completing.store(0, Ordering::Relaxed);
@@ -614,7 +615,8 @@ fn an_ending_queue_pair_reclaims_a_killed_senders_receives() {
     b.sender().executing.fetch_add(1, Ordering::Relaxed);
     b.sender().completing.store(0, Ordering::Relaxed);
     let remote_qp =
-        crate::qp::RemoteQp::to_datagrams(&b.device.context.own, b.qp.qpn().raw()).unwrap();
+        crate::datapath::qp::RemoteQp::to_datagrams(&b.device.context.own, b.qp.qpn().raw())
+            .unwrap();
     let _ = remote_qp.receives.slots.claim_pop(0x4000).unwrap().unwrap();
     hand_over(b.sender(), dead_process(&fabric));
     b.qp.modify(&QpAttr::to_state(QpState::Error)).unwrap();
@@ -664,7 +666,7 @@ fn a_reclaimed_sender_row_never_repeats_a_number() {
         }
         // The row is freed, and claimed again.
         let init = ud_init(&a.cq, None);
-        a.qp = SoftQp::create(&a.device.context, PD, &init).unwrap();
+        a.qp = a.device.create_qp(PD, &init).unwrap();
         bring_up(&mut a.qp);
     }
 }
@@ -718,7 +720,7 @@ fn a_queue_pair_remembers_few_of_many_destinations_and_reaches_all() {
     let ports: Vec<_> = (0..many)
         .map(|_| {
             let init = ud_init(&cq, Some(srq.clone()));
-            let mut qp = SoftQp::create(&there.context, PD, &init).unwrap();
+            let mut qp = there.create_qp(PD, &init).unwrap();
             bring_up(&mut qp);
             qp
         })
@@ -755,11 +757,11 @@ fn a_queue_pair_remembers_few_of_many_destinations_and_reaches_all() {
     };
     assert_eq!((there.context.table.senders().len(), held()), (1, 2));
     // A peer that sends no more is detached.
-    let peer = a.device.context.peers().pop().unwrap();
+    let peer = a.device.context.peers.all().pop().unwrap();
     let DatagramQp { qp, device, .. } = a;
     drop(qp);
     assert_eq!(held(), 0);
-    until("the peer to go", || device.context.peers_held() == 0);
+    until("the peer to go", || device.context.peers.held() == 0);
     drop(peer);
 }
 

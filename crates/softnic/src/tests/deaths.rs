@@ -25,8 +25,7 @@ impl SrqDeathFixture {
                 max_sge: 1,
                 limit: DEPTH,
             };
-            let srq = SoftSrq::create(&device.context, PD, &init).unwrap();
-            device.context.enter_srq(srq)
+            device.create_srq(PD, &init).unwrap()
         });
         let as_dyn = srq.clone().map(|srq| srq as Arc<dyn SharedReceiveQueue>);
         let mut ours = TestQp::new(device.again(), as_dyn, 32);
@@ -110,7 +109,7 @@ impl SrqDeathFixture {
                     taken == 0 || told.contains(&limit)
                 });
                 // The event must not come again.
-                device.context.service_limits(true);
+                device.objects.service_limits(&device.context, true);
                 told.extend(std::iter::from_fn(|| device.next_async_event()));
                 let times = |event| told.iter().filter(|told| **told == event).count();
                 assert_eq!(times(limit), usize::from(taken > 0), "{told:?}");
@@ -123,7 +122,7 @@ impl SrqDeathFixture {
         }
         // The CQ's slots are used more than once around, by another queue pair.
         let init = qp_init(&self.ours.cq, None);
-        let mut ends = [(); 2].map(|()| SoftQp::create(&device.context, PD, &init).unwrap());
+        let mut ends = [(); 2].map(|()| device.create_qp(PD, &init).unwrap());
         let names = [0, 1].map(|at: usize| ends[at].qpn());
         for (qp, name) in ends.iter_mut().zip([names[1], names[0]]) {
             join(qp, device.info().gid, name);
@@ -190,7 +189,7 @@ fn kills_at_any_send_point_lose_no_wake_up_of_others() {
     for point in 0.. {
         let device = fabric.open("soft:h1");
         let (cq, channel) = cq_with_channel(&device, 32);
-        let qp = || SoftQp::create(&device.context, PD, &qp_init(&cq, None)).unwrap();
+        let qp = || device.create_qp(PD, &qp_init(&cq, None)).unwrap();
         let [mut struck, mut from, mut to] = [(); 3].map(|()| qp());
         let names = [from.qpn(), to.qpn()];
         join(&mut from, device.info().gid, names[1]);
@@ -239,7 +238,7 @@ fn the_end_of_a_queue_pair_without_a_peer_is_no_event() {
     };
     for init in [qp_init(&cq, None), datagrams] {
         cq.arm(false);
-        drop(SoftQp::create(&device.context, PD, &init).unwrap());
+        drop(device.create_qp(PD, &init).unwrap());
         assert_eq!(channel.next_event().unwrap(), None, "{:?}", init.qp_type);
     }
 }
@@ -251,7 +250,7 @@ fn an_event_that_an_initiator_left_to_the_owner_is_raised_beside_a_death() {
     let (cq, channel) = cq_with_channel(&device, 4);
     let _progress = device.context.progress.service();
     device.context.table.attention().cqs.set(cq.id().0 as usize);
-    device.context.service_limits(true);
+    device.objects.service_limits(&device.context, true);
     assert_eq!(channel.next_event().unwrap(), Some(cq.id()));
 }
 
@@ -352,7 +351,7 @@ fn nothing_is_written_to_memory_after_it_was_deregistered() {
     let mut reused = 0;
     for _ in 0..rounds {
         let buffer: Arc<dyn Buffer> = device.alloc(&AllocRequest::of(LEN as usize)).unwrap();
-        let region = buffer::register(&device.context, PD, &buffer, Access::ALL).unwrap();
+        let region = device.register(PD, &buffer, Access::ALL).unwrap();
         let mut ends: Vec<_> = others
             .iter_mut()
             .map(|other| {

@@ -3,9 +3,9 @@
 use std::sync::atomic::AtomicBool;
 
 use super::*;
-use crate::descriptors::ContextDescriptors;
-use crate::peer::Peer;
-use crate::table::{MAX_SEGMENT, RecvSlot, RegionRow};
+use crate::table::descriptors::ContextDescriptors;
+use crate::table::peer::Peer;
+use crate::table::rows::{MAX_SEGMENT, RecvSlot, RegionRow};
 
 /// Makes a region's row refer to another region's memory.
 fn point_elsewhere(from: &RegionRow, to: &RegionRow) {
@@ -23,7 +23,7 @@ fn point_elsewhere(from: &RegionRow, to: &RegionRow) {
 /// Returns the context of `other`, as `end` has attached it.
 fn peer_of(end: &TestQp, other: &TestQp) -> Arc<Peer> {
     let host = host_of(other.device.info().gid);
-    let peer = end.device.context.peer(host, other.qp.qpn().raw());
+    let peer = end.device.context.peers.attach(host, other.qp.qpn().raw());
     peer.unwrap().unwrap()
 }
 
@@ -36,7 +36,7 @@ fn foreign_writes_to_our_region_rows_move_no_memory() {
     let buffer: Arc<dyn Buffer> = ours.device.alloc(&AllocRequest::of(512 << 10)).unwrap();
     fill(&buffer, 0x22);
     // Long enough for a segment of its own, which goes away with the region.
-    let other = buffer::register(&ours.device.context, PD, &buffer, Access::ALL).unwrap();
+    let other = ours.device.register(PD, &buffer, Access::ALL).unwrap();
     let row = table.region(ours.region.lkey());
     point_elsewhere(row, table.region(other.lkey()));
     assert_eq!(ours.write_to(&theirs.region), Status::Success);
@@ -74,7 +74,7 @@ fn segments_that_a_dying_peer_does_not_hand_out_cause_no_refusal() {
     for op in [SendOp::Write, SendOp::Read, |_| SendOp::Send] {
         // Long enough for a segment of its own, which is not attached here.
         let buffer: Arc<dyn Buffer> = theirs.device.alloc(&AllocRequest::of(512 << 10)).unwrap();
-        let there = buffer::register(&context, PD, &buffer, Access::ALL).unwrap();
+        let there = theirs.device.register(PD, &buffer, Access::ALL).unwrap();
         let op = op(there.remote(0));
         if op == SendOp::Send {
             let sges = [there.sge(0, 8)];

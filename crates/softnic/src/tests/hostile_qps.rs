@@ -3,8 +3,9 @@
 use headworks_verbs::Duration;
 
 use super::*;
-use crate::device::{ContextMode, clock};
+use crate::datapath::context::{Context, ContextMode};
 use crate::hostile::{FaultPoint, Rules, Verdict, rules};
+use crate::table::clock;
 
 /// Posts a WRITE for which the rule gives `verdict` when it begins. Returns how many polls the WRITE took,
 /// and how long.
@@ -23,7 +24,7 @@ fn polls_of_a_write(verdict: Verdict) -> (u32, Duration) {
     connect(&mut ends);
     let [near, far] = &mut ends;
     let alone = context.progress.service();
-    let before = clock();
+    let before = clock::now();
     near.post(SendOp::Write(far.region.remote(0)));
     let mut polls = 0;
     let mut out = [Completion::default()];
@@ -33,7 +34,7 @@ fn polls_of_a_write(verdict: Verdict) -> (u32, Duration) {
     });
     assert_eq!(out[0].status, Status::Success);
     drop(alone);
-    (polls, clock().since(before))
+    (polls, clock::now().since(before))
 }
 
 #[test]

@@ -7,7 +7,8 @@ use headworks_verbs::{HeapBuffer, Sge};
 use rustix::io::Errno;
 
 use super::*;
-use crate::cross_process_copy::CrossError;
+use crate::datapath::cross_process_copy::CrossError;
+use crate::datapath::remote_memory::note_failure;
 
 /// How the peer's memory is reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,9 +23,9 @@ pub(super) enum Route {
 pub(super) fn go_by(route: Route, from: &TestQp, to: &TestQp) {
     if route == Route::BounceBuffer {
         let host = host_of(to.device.info().gid);
-        let peer = from.device.context.peer(host, to.qp.qpn().raw());
+        let peer = from.device.context.peers.attach(host, to.qp.qpn().raw());
         let peer = peer.unwrap().unwrap();
-        peer.note(CrossError::Refused(Errno::PERM));
+        note_failure(&peer, CrossError::Refused(Errno::PERM));
     }
 }
 
@@ -47,7 +48,7 @@ const LENGTHS: [usize; 8] = [
 /// Registers a region of heap memory.
 pub(super) fn heap(end: &TestQp, len: usize) -> Region {
     let buffer: Arc<dyn Buffer> = HeapBuffer::new(len);
-    buffer::register(&end.device.context, PD, &buffer, Access::ALL).unwrap()
+    end.device.register(PD, &buffer, Access::ALL).unwrap()
 }
 
 pub(super) fn fill(region: &Region, byte: impl Fn(usize) -> u8) {
@@ -163,7 +164,7 @@ pub(super) fn wide_end(device: SoftDevice) -> TestQp {
     let mut init = qp_init(&cq, None);
     (init.caps.max_send_sge, init.caps.max_recv_sge) = (6, 6);
     TestQp {
-        qp: SoftQp::create(&device.context, PD, &init).unwrap(),
+        qp: device.create_qp(PD, &init).unwrap(),
         region: region(&device, PD),
         cq,
         device,
@@ -213,7 +214,7 @@ fn every_operation_reaches_it_through_the_bounce_buffer() {
 
 /// Connects a new queue pair of `near` with a new one of `far`, and returns both.
 pub(super) fn joined(near: &SoftDevice, far: &SoftDevice) -> [TestQp; 2] {
-    let device = |of: &SoftDevice| SoftDevice::over(of.context.clone());
+    let device = |of: &SoftDevice| of.again();
     let mut ends = [
         TestQp::new(device(near), None, 16),
         TestQp::new(device(far), None, 16),
@@ -229,7 +230,7 @@ fn atomics_of_many_initiators_and_of_the_owner_add_up() {
         let fabric = Fabric::new();
         let owner = fabric.open("soft:h1");
         let buffer: Arc<dyn Buffer> = HeapBuffer::new(4096);
-        let there = buffer::register(&owner.context, PD, &buffer, Access::ALL).unwrap();
+        let there = owner.register(PD, &buffer, Access::ALL).unwrap();
         let at = there.remote(8);
         let mut pairs: Vec<_> = ["soft:h2", "soft:h3", "soft:h4"]
             .map(|name| joined(&fabric.open(name), &owner))
@@ -284,8 +285,8 @@ fn atomics_on_it_are_checked_by_its_owner() {
     let other = fabric.open("soft:h2");
     let buffer: Arc<dyn Buffer> = HeapBuffer::new(64);
     let writable = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
-    let [all, plain] = [Access::ALL, writable]
-        .map(|access| buffer::register(&owner.context, PD, &buffer, access).unwrap());
+    let [all, plain] =
+        [Access::ALL, writable].map(|access| owner.register(PD, &buffer, access).unwrap());
     for (remote, status) in [
         (all.remote(56), Status::Success),
         (all.remote(57), Status::RemoteInvalidRequest),
@@ -306,7 +307,7 @@ fn the_owner_does_not_believe_its_own_table() {
     let owner = fabric.open("soft:h1");
     let other = fabric.open("soft:h2");
     let buffer: Arc<dyn Buffer> = HeapBuffer::new(64);
-    let there = buffer::register(&owner.context, PD, &buffer, Access::REMOTE_READ).unwrap();
+    let there = owner.register(PD, &buffer, Access::REMOTE_READ).unwrap();
     let row = owner.context.table.region(there.rkey());
     row.access.store(Access::ALL.bits(), Ordering::Relaxed);
     row.len.store(1 << 40, Ordering::Relaxed);
@@ -332,7 +333,7 @@ fn deregistration_under_fire(route: Route) {
             let [mut near, far] = joined(&other, &owner);
             go_by(route, &near, &far);
             let buffer: Arc<dyn Buffer> = HeapBuffer::new(LEN);
-            let there = buffer::register(&owner.context, PD, &buffer, Access::ALL).unwrap();
+            let there = owner.register(PD, &buffer, Access::ALL).unwrap();
             let at = there.remote(0);
             let written = Arc::new(AtomicU32::new(0));
             let seen = written.clone();
@@ -391,7 +392,7 @@ fn accessing_unmapped_memory_is_an_operational_error() {
     for op in [SendOp::Write, SendOp::Read] {
         let mut ends = fabric.pair();
         let buffer: Arc<dyn Buffer> = Arc::new(UnmappedBuffer);
-        let there = buffer::register(&ends[1].device.context, PD, &buffer, Access::ALL).unwrap();
+        let there = ends[1].device.register(PD, &buffer, Access::ALL).unwrap();
         ends[0].post(op(there.remote(8)));
         assert_eq!(ends[0].completed().status, Status::RemoteOperation);
         assert_eq!(ends[1].qp.state(), QpState::Error);
@@ -429,7 +430,7 @@ fn a_partly_unmapped_buffer_is_an_operational_error() {
         let [mut near, far] = joined(&near, &far);
         let here = heap(&near, 8192);
         let buffer: Arc<dyn Buffer> = Arc::new(HalfMappedBuffer(mapped));
-        let there = buffer::register(&far.device.context, PD, &buffer, Access::ALL).unwrap();
+        let there = far.device.register(PD, &buffer, Access::ALL).unwrap();
         let done = post(&mut near, op(there.remote(0)), &[here.sge(0, 8192)]);
         assert_eq!(done.status, Status::RemoteOperation);
     }
@@ -442,13 +443,13 @@ fn it_is_checked_as_any_memory() {
     let fabric = Fabric::new();
     let ends = fabric.pair();
     let buffer: Arc<dyn Buffer> = HeapBuffer::new(100);
-    let context = &ends[1].device.context.clone();
+    let device = ends[1].device.again();
     let readable = Access::REMOTE_READ;
-    let [all, read] = [Access::ALL, readable]
-        .map(|access| buffer::register(context, PD, &buffer, access).unwrap());
-    let other = buffer::register(context, PD + 1, &buffer, Access::ALL).unwrap();
+    let [all, read] =
+        [Access::ALL, readable].map(|access| device.register(PD, &buffer, access).unwrap());
+    let other = device.register(PD + 1, &buffer, Access::ALL).unwrap();
     assert!(!all.atomic_aligned_8());
-    let gone = buffer::register(context, PD, &buffer, Access::ALL).unwrap();
+    let gone = device.register(PD, &buffer, Access::ALL).unwrap();
     let gone_at = gone.remote(0);
     drop(gone);
     drop(ends);
@@ -460,10 +461,9 @@ fn it_is_checked_as_any_memory() {
         (other.remote(0), Status::RemoteAccess),
         (gone_at, Status::RemoteAccess),
     ] {
-        let device = SoftDevice::over(context.clone());
         let mut ends = [
             TestQp::new(fabric.open("soft:h1"), None, 16),
-            TestQp::new(device, None, 16),
+            TestQp::new(device.again(), None, 16),
         ];
         connect(&mut ends);
         ends[0].post(SendOp::Write(at));
@@ -491,8 +491,7 @@ fn a_part_of_the_devices_memory_is_shared_as_the_whole() {
     let mut ends = fabric.pair();
     let whole = ends[1].device.alloc(&AllocRequest::of(4096)).unwrap();
     let part: Arc<dyn Buffer> = Arc::new(SubBuffer(whole.clone()));
-    let context = ends[1].device.context.clone();
-    let there = buffer::register(&context, PD, &part, Access::ALL).unwrap();
+    let there = ends[1].device.register(PD, &part, Access::ALL).unwrap();
     assert!(there.atomic_aligned_8());
     fill(&ends[0].region, pattern);
     assert_eq!(post_eight(&mut ends[0], there.remote(92)), Status::Success);

@@ -4,19 +4,19 @@ use std::sync::Weak;
 
 use super::child::{PeerTestProcess, many_of, numbers, poll_many};
 use super::*;
-use crate::qp::QpCore;
+use crate::datapath::qp::QpCore;
 
 #[test]
 fn a_device_has_4096_queue_pairs_connected_to_as_many_of_another_process() {
     const ALL: usize = 4096;
-    assert_eq!(crate::device::LIMITS.max_qp as usize, ALL);
+    assert_eq!(crate::table::limits::LIMITS.max_qp as usize, ALL);
     let fabric = Fabric::new();
     let device = fabric.open("soft:h1");
     let mut other = PeerTestProcess::start(&fabric, "h2");
     // Twice, to see that rows are reused.
     for _ in 0..2 {
         let (cq, mut ours) = many_of(&device, ALL);
-        let refused = SoftQp::create(&device.context, PD, &qp_init(&cq, None)).err();
+        let refused = device.create_qp(PD, &qp_init(&cq, None)).err();
         assert!(matches!(refused, Some(ResourceError::Exhausted { .. })));
         other.tell(&format!("many {ALL}"));
         let (gid, theirs) = numbers(&other.hears("many"));
@@ -59,8 +59,8 @@ fn a_device_has_4096_queue_pairs_connected_to_as_many_of_another_process() {
         other.tell("drop-many");
         other.hears("dropped");
         drop(ours);
-        until("all rows", || device.context.queue_pairs().is_empty());
-        assert_eq!(device.context.peers_held(), 0);
+        until("all rows", || device.objects.queue_pairs.all().is_empty());
+        assert_eq!(device.context.peers.held(), 0);
     }
 }
 
@@ -105,6 +105,6 @@ fn a_queue_pair_takes_at_most_a_kib_beyond_its_queues() {
     let counts = 2 * size_of::<usize>();
     let core = counts + size_of::<QpCore>() + OVERHEAD;
     let in_lists = size_of::<Weak<QpCore>>();
-    let all = handle + core + in_lists + crate::qp::SHARED_BYTES_PER_QP;
+    let all = handle + core + in_lists + crate::datapath::qp::SHARED_BYTES_PER_QP;
     assert!(all <= 1024, "{all} bytes: {handle} + {core} + …");
 }

@@ -8,8 +8,7 @@ fn srq_of(device: &SoftDevice, max_wr: u32, limit: u32) -> Arc<SoftSrq> {
         max_sge: 1,
         limit,
     };
-    let srq = SoftSrq::create(&device.context, PD, &init).unwrap();
-    device.context.enter_srq(srq)
+    device.create_srq(PD, &init).unwrap()
 }
 
 fn fill_srq(srq: &SoftSrq, count: u64) {
@@ -20,7 +19,7 @@ fn fill_srq(srq: &SoftSrq, count: u64) {
 
 /// Returns all events, once the progress thread's work on limits has been done.
 fn events(device: &SoftDevice) -> Vec<AsyncEvent> {
-    device.context.service_limits(true);
+    device.objects.service_limits(&device.context, true);
     std::iter::from_fn(|| device.next_async_event()).collect()
 }
 
@@ -127,7 +126,7 @@ fn a_limit_beyond_the_queue_is_refused() {
             max_sge: 1,
             limit,
         };
-        assert!(SoftSrq::create(&device.context, PD, &init).is_err());
+        assert!(device.create_srq(PD, &init).is_err());
     }
 }
 
@@ -161,7 +160,7 @@ fn check_overrun(end: &TestQp, events_before: &[AsyncEvent]) {
     assert_eq!(end.cq.poll(&mut out[..1]), Ok(1));
     assert_eq!(out[0].status, Status::Success);
     // Overruns it again: the event must not be raised a second time.
-    let ours = end.device.context.own_cq(&end.cq).unwrap();
+    let ours = end.device.objects.own_cq(&end.cq).unwrap();
     for _ in 0..4 {
         let _ = ours.port().push(OWNER, CqSlot::default(), false);
     }
@@ -186,8 +185,8 @@ fn a_cq_overrun_by_local_qps_is_reported_once() {
         if !through_the_lane {
             // The first queue pair of a CQ has its lane, so the test uses the second.
             let init = qp_init(&here.cq, None);
-            let first = SoftQp::create(&here.device.context, PD, &init).unwrap();
-            let second = SoftQp::create(&here.device.context, PD, &init).unwrap();
+            let first = here.device.create_qp(PD, &init).unwrap();
+            let second = here.device.create_qp(PD, &init).unwrap();
             drop(std::mem::replace(&mut here.qp, second));
             std::mem::forget(first);
         }
@@ -294,7 +293,7 @@ fn several_pollers_and_a_sleeper_share_every_completion() {
         .unwrap();
     let mut init = qp_init(&cq, None);
     init.caps.max_send_wr = 24;
-    let qp = || SoftQp::create(&here.context, PD, &init).unwrap();
+    let qp = || here.create_qp(PD, &init).unwrap();
     // One of them has the lane, the other has not.
     let mut qps = [qp(), qp()];
     let mut there = there;
@@ -413,7 +412,7 @@ fn an_exceeded_limit_is_named_in_one_line() {
     let with = |change: &dyn Fn(&mut headworks_verbs::QpCaps)| {
         let mut init = qp_init(&cq, None);
         change(&mut init.caps);
-        let refused = SoftQp::create(&device.context, PD, &init).err().unwrap();
+        let refused = device.create_qp(PD, &init).err().unwrap();
         refused.to_string()
     };
     let said = [

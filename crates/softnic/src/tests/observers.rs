@@ -6,9 +6,9 @@ use headworks_shm::{DescriptorClient, SharedSegment};
 
 use super::child::PeerTestProcess;
 use super::*;
-use crate::descriptors::DescriptorKind;
 use crate::inspect::{RegistrySnapshot, look};
-use crate::table::{MAX_CQ, MAX_QP, Table};
+use crate::table::descriptors::DescriptorKind;
+use crate::table::rows::{MAX_CQ, MAX_QP, Table};
 
 /// Inspects the fabric repeatedly while `happens` runs, and passes each snapshot to `check`.
 fn looked_at(fabric: &Fabric, check: impl Fn(&RegistrySnapshot) + Sync, happens: impl FnOnce()) {

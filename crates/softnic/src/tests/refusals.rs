@@ -11,8 +11,9 @@ use super::local_mrs::{
     MARGIN, UNTOUCHED, calls_made, check, fill, heap, pattern, pieces, wide_end,
 };
 use super::*;
-use crate::copy::Span;
-use crate::cross_process_copy::{self, CrossError, Direction, RemoteRange};
+use crate::datapath::copy::Span;
+use crate::datapath::cross_process_copy::{self, CrossError, Direction, RemoteRange};
+use crate::datapath::remote_memory::note_failure;
 
 const LENGTHS: [usize; 6] = [0, 1, 63, 64 << 10, (64 << 10) + 1, 10 << 20];
 
@@ -235,11 +236,11 @@ fn an_owner_killed_in_the_middle_of_a_call_ends_the_request() {
         let [addr, rkey] = [0, 1].map(|at: usize| said[at].parse::<u64>().unwrap());
         let host = host_of(ours.device.info().gid);
         assert_eq!(host, device.context.host.0);
-        let peers = device.context.peers();
+        let peers = device.context.peers.all();
         let [peer] = &peers[..] else {
             panic!("{} peers", peers.len());
         };
-        peer.note(CrossError::Refused(Errno::PERM));
+        note_failure(peer, CrossError::Refused(Errno::PERM));
         other.tell(&format!("kill {point}"));
         // Its answer shows that it has processed the line before.
         other.tell("heap 8");
@@ -295,15 +296,17 @@ fn a_mapping_that_cannot_be_written_is_read_and_never_written() {
         mmap_anonymous(std::ptr::null_mut(), 4096, ProtFlags::READ, flags).unwrap()
     };
     let buffer: Arc<dyn Buffer> = Arc::new(ReadOnly(mapped as usize));
-    let there =
-        buffer::register(&ends[1].device.context, PD, &buffer, Access::REMOTE_READ).unwrap();
+    let there = ends[1]
+        .device
+        .register(PD, &buffer, Access::REMOTE_READ)
+        .unwrap();
     ends[0].post(SendOp::Read(there.remote(0)));
     assert_eq!(ends[0].completed().status, Status::Success);
     ends[0].post(SendOp::Write(there.remote(0)));
     assert_eq!(ends[0].completed().status, Status::RemoteAccess);
     // The program registered it for writing by mistake: the kernel finds out.
     let mut ends = fabric.pair();
-    let there = buffer::register(&ends[1].device.context, PD, &buffer, Access::ALL).unwrap();
+    let there = ends[1].device.register(PD, &buffer, Access::ALL).unwrap();
     ends[0].post(SendOp::Write(there.remote(0)));
     assert_eq!(ends[0].completed().status, Status::RemoteOperation);
 }
@@ -315,7 +318,7 @@ fn a_forked_child_serves_nothing() {
     let device = fabric.open("soft:h1");
     let (ours, mut other) = wide_pair(&fabric, &device, true);
     let buffer: Arc<dyn Buffer> = HeapBuffer::new(4096);
-    let there = buffer::register(&ours.device.context, PD, &buffer, Access::ALL).unwrap();
+    let there = ours.device.register(PD, &buffer, Access::ALL).unwrap();
     let (mut told, mut say) = rustix::pipe::pipe()
         .map(|(r, w)| (std::fs::File::from(r), std::fs::File::from(w)))
         .unwrap();

@@ -195,8 +195,8 @@ mod tests {
     #[test]
     fn instructions_are_summed_by_place_without_those_of_called_functions() {
         let text = "version: 1\nevents: Ir\n\nfn=<headworks_patterns::requester::Requester>::step\n\
-            10 300\ncfn=<headworks_softnic::qp::SoftQp as headworks_verbs::QueuePair>::post_send\n\
-            calls=100 5\n11 9000\n12 100\n\nfn=<headworks_softnic::qp::SoftQp>::post_send\n5 8000\n\
+            10 300\ncfn=<headworks_softnic::datapath::qp::SoftQp as headworks_verbs::QueuePair>::post_send\n\
+            calls=100 5\n11 9000\n12 100\n\nfn=<headworks_softnic::datapath::qp::SoftQp>::post_send\n5 8000\n\
             fn=__memcpy_avx\n1 1000\n";
         let sums = by_place(text, 100);
         let expected = TurnInstructions {

@@ -1,0 +1,297 @@
+//! Translation of key and address to mapped memory: checked as a NIC checks them, and cached per queue pair.
+
+use std::sync::atomic::Ordering;
+
+use headworks_verbs::{Access, Sge};
+
+use crate::datapath::copy::{MappedAddress, Span};
+use crate::datapath::cross_process_copy::RemoteRange;
+use crate::datapath::remote_memory::RemoteSpan;
+use crate::table::local_mrs::{DeregisteredFlag, LocalMrs};
+use crate::table::peer::Peer;
+use crate::table::rows::{NO_ROW, RegionRow, RowRef, SegmentOffset};
+
+/// Returns the `key` word of a region's row while `key` is valid: the row's generation and the key. The key
+/// has only the low bits of the generation; no two registrations have the same word.
+pub(crate) const fn valid(generation: u32, key: u32) -> u64 {
+    (generation as u64) << 32 | key as u64
+}
+
+/// Returns whether a `key` word says that `key` is valid. Generations begin at 1.
+const fn is_valid(word: u64, key: u32) -> bool {
+    word >> 32 != 0 && word as u32 == key
+}
+
+/// An address was refused. The resulting status depends on whose memory it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Refused;
+
+/// Cache of the last few regions that a queue pair used on one side.
+///
+/// Most queue pairs use one region, and there may be thousands of queue pairs. So memory for more entries is
+/// allocated only when a second region is used.
+#[derive(Default)]
+pub(crate) struct MrKeyCheck {
+    /// The first region used, as long as it is valid.
+    first: Option<CachedMr>,
+    more: Option<Box<[Option<CachedMr>; WAYS]>>,
+}
+
+const WAYS: usize = 8;
+
+struct CachedMr {
+    life: MrLiveness,
+    key: u32,
+    access: Access,
+    /// Whether the memory is mapped only in its own process.
+    across: bool,
+    addr: u64,
+    mapped: MappedAddress,
+}
+
+/// Shows whether the registration is still the one that was read.
+enum MrLiveness {
+    /// A peer's registration: live as long as its row has this `key` word.
+    Theirs(RowRef<RegionRow>, u64),
+    /// A registration of this process. Its row is not used: peers can write it.
+    Ours(DeregisteredFlag),
+}
+
+impl MrKeyCheck {
+    /// Returns `len` bytes at `addr` under `key`, if the translation is cached, still valid, and allows
+    /// `need`. Regions of other protection domains are never cached.
+    #[inline(always)]
+    pub(crate) fn cached(&self, key: u32, addr: u64, len: usize, need: Access) -> Option<Span> {
+        let entry = self.known(key)?;
+        if !entry.is_live() || !entry.access.contains(need) {
+            return None;
+        }
+        entry.mapped.span(addr.wrapping_sub(entry.addr), len)
+    }
+
+    /// Prefetches the memory of `sge` for writing, if its translation is cached.
+    #[inline(always)]
+    pub(crate) fn prefetch_write(&self, sge: &Sge) {
+        if let Some(span) = self.cached(sge.lkey, sge.addr, 1, Access::LOCAL_WRITE) {
+            span.prefetch_write();
+        }
+    }
+
+    /// Returns how many bytes the region read under `key` has, if it is mapped here; else 0.
+    pub(crate) fn region_len(&self, key: u32) -> usize {
+        self.known(key).map_or(0, |entry| entry.mapped.len())
+    }
+
+    /// Returns the entry read under `key`, valid or not.
+    #[inline(always)]
+    fn known(&self, key: u32) -> Option<&CachedMr> {
+        match &self.first {
+            Some(first) if first.key == key => Some(first),
+            _ => self.further(key),
+        }
+    }
+
+    /// Returns whether memory for more than one entry is allocated.
+    #[cfg(test)]
+    pub(crate) fn has_more(&self) -> bool {
+        self.more.is_some()
+    }
+
+    #[inline(always)]
+    fn further(&self, key: u32) -> Option<&CachedMr> {
+        let entry = self.more.as_ref()?[key as usize % WAYS].as_ref()?;
+        (entry.key == key).then_some(entry)
+    }
+
+    fn keep(&mut self, key: u32, entry: CachedMr) {
+        let place = match &mut self.first {
+            Some(first) if first.key != key && first.is_live() => {
+                &mut self.more.get_or_insert_default()[key as usize % WAYS]
+            }
+            first => first,
+        };
+        *place = Some(entry);
+    }
+
+    /// Returns `len` bytes at `addr` under `key`, in the memory of the context `peer`. Refuses a region of a
+    /// protection domain other than `pd`.
+    pub(crate) fn far(
+        &mut self,
+        peer: &Peer,
+        (key, pd): (u32, u32),
+        addr: u64,
+        len: usize,
+        need: Access,
+    ) -> Result<RemoteSpan, Refused> {
+        if let Some(span) = self.cached(key, addr, len, need) {
+            return Ok(RemoteSpan::Mapped(span));
+        }
+        if let Some(entry) = self.known(key)
+            && entry.across
+            && entry.is_live()
+            && entry.access.contains(need)
+        {
+            return entry.far(key, addr, len).ok_or(Refused);
+        }
+        self.miss(peer, (key, pd), addr, len, need)
+    }
+
+    /// Returns `len` bytes at `addr` under `key` in this context's own memory, which is always mapped here.
+    pub(crate) fn span(
+        &mut self,
+        own: &Peer,
+        (key, pd): (u32, u32),
+        addr: u64,
+        len: usize,
+        need: Access,
+    ) -> Result<Span, Refused> {
+        if let Some(span) = self.cached(key, addr, len, need) {
+            return Ok(span);
+        }
+        match self.miss(own, (key, pd), addr, len, need)? {
+            RemoteSpan::Mapped(span) => Ok(span),
+            RemoteSpan::Across { .. } => Err(Refused),
+        }
+    }
+
+    #[cold]
+    fn miss(
+        &mut self,
+        peer: &Peer,
+        (key, pd): (u32, u32),
+        addr: u64,
+        len: usize,
+        need: Access,
+    ) -> Result<RemoteSpan, Refused> {
+        let entry = CachedMr::load(peer, key, pd).ok_or(Refused)?;
+        let allowed = entry.access.contains(need);
+        let far = entry.far(key, addr, len);
+        self.keep(key, entry);
+        if allowed {
+            far.ok_or(Refused)
+        } else {
+            Err(Refused)
+        }
+    }
+
+    /// Writes to `out` the memory of `peer` that a receive names. Empty entries are legal under any key.
+    pub(crate) fn far_list(
+        &mut self,
+        peer: &Peer,
+        pd: u32,
+        sges: &[Sge],
+        need: Access,
+        out: &mut [RemoteSpan],
+    ) -> Result<(), Refused> {
+        for (sge, out) in sges.iter().zip(out) {
+            *out = match sge.len {
+                0 => RemoteSpan::EMPTY,
+                len => self.far(peer, (sge.lkey, pd), sge.addr, len as usize, need)?,
+            };
+        }
+        Ok(())
+    }
+
+    /// Writes to `out` the spans of this process's own scatter/gather list, and returns their total length.
+    /// Empty entries are legal under any key.
+    pub(crate) fn list(
+        &mut self,
+        own: &Peer,
+        pd: u32,
+        sges: &[Sge],
+        need: Access,
+        out: &mut [Span],
+    ) -> Result<u64, Refused> {
+        let mut total = 0;
+        for (sge, out) in sges.iter().zip(out) {
+            *out = match sge.len {
+                0 => Span::EMPTY,
+                len => self.span(own, (sge.lkey, pd), sge.addr, len as usize, need)?,
+            };
+            total += u64::from(sge.len);
+        }
+        Ok(total)
+    }
+}
+
+impl CachedMr {
+    /// Returns whether the registration is still the one that was read.
+    #[inline(always)]
+    fn is_live(&self) -> bool {
+        match &self.life {
+            MrLiveness::Theirs(row, word) => row.key.load(Ordering::Acquire) == *word,
+            MrLiveness::Ours(ended) => !ended.get(),
+        }
+    }
+
+    /// Returns `len` bytes at `addr`, if the region has them.
+    fn far(&self, key: u32, addr: u64, len: usize) -> Option<RemoteSpan> {
+        let offset = addr.wrapping_sub(self.addr);
+        if !self.across {
+            return self.mapped.span(offset, len).map(RemoteSpan::Mapped);
+        }
+        let stretch = RemoteRange { addr, len };
+        self.mapped
+            .reaches(offset, len)
+            .then_some(RemoteSpan::Across { key, stretch })
+    }
+
+    /// Reads a region's row. Its fields belong together only if the key is the same before and after.
+    fn load(peer: &Peer, key: u32, pd: u32) -> Option<Self> {
+        if let Some(local_mrs) = peer.local_mrs() {
+            return Self::own(local_mrs, (key, pd));
+        }
+        let row = peer.table.held_region(key);
+        let word = row.key.load(Ordering::Acquire);
+        if !is_valid(word, key) {
+            return None;
+        }
+        let at = SegmentOffset {
+            segment: row.segment.load(Ordering::Relaxed),
+            generation: row.segment_generation.load(Ordering::Relaxed),
+            offset: row.offset.load(Ordering::Relaxed) as usize,
+        };
+        let len = row.len.load(Ordering::Relaxed) as usize;
+        let addr = row.addr.load(Ordering::Relaxed);
+        let access = Access::from_bits_truncate(row.access.load(Ordering::Relaxed));
+        let same_pd = row.pd.load(Ordering::Relaxed) == pd;
+        std::sync::atomic::fence(Ordering::Acquire);
+        if row.key.load(Ordering::Relaxed) != word || !same_pd {
+            return None;
+        }
+        let across = at.segment == NO_ROW;
+        let mapped = if across {
+            MappedAddress::elsewhere(len)
+        } else {
+            let (start, keep) = peer.memory(at, len)?;
+            // SAFETY: `memory` checked the range against the mapping that `keep` holds.
+            unsafe { MappedAddress::new(start, len, Some(keep)) }
+        };
+        Some(Self {
+            life: MrLiveness::Theirs(row, word),
+            key,
+            access,
+            across,
+            addr,
+            mapped,
+        })
+    }
+
+    /// Looks up a registration of this process. Its row is not trusted: peers can write it, and this process
+    /// uses the memory at its plain address.
+    fn own(local_mrs: &LocalMrs, (key, pd): (u32, u32)) -> Option<Self> {
+        let area = local_mrs.find(key).filter(|area| area.pd == pd)?;
+        // SAFETY: a buffer is mapped at its address at least until it is deregistered and uses in flight are
+        // over. By then `ended` is set, so the entry is not used. Keeping the buffer here would only delay
+        // its release.
+        let mapped = unsafe { MappedAddress::new(area.start as *mut u8, area.len, None) };
+        Some(Self {
+            life: MrLiveness::Ours(area.ended),
+            key,
+            access: area.access,
+            across: false,
+            addr: area.start as u64,
+            mapped,
+        })
+    }
+}

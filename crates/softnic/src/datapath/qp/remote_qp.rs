@@ -1,0 +1,169 @@
+//! The peer's queue pair, as its initiator sees it: its row, its receives, the CQ where they complete.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use headworks_verbs::{Access, QpState, RnrTimer};
+
+use super::QpCore;
+use crate::datapath::cq::CqPort;
+use crate::table::addresses::slot_of;
+use crate::table::peer::{Peer, Queue};
+use crate::table::rows::{NO_ROW, QpLife, QpRow, RecvSlot, RowRef, SrqRow};
+
+/// A checked path to the peer's queue pair.
+pub(crate) struct RemoteQp {
+    pub(crate) peer: Arc<Peer>,
+    row: RowRef<QpRow>,
+    pub(crate) slot: u16,
+    /// The protection domain of the peer's queue pair.
+    pub(crate) pd: u32,
+    /// The `life` word that the peer's queue pair has while it is in RTS and on this connection.
+    rts: QpLife,
+    pub(crate) receives: Queue<RecvSlot>,
+    /// Its shared receive queue, or [`NO_ROW`].
+    srq: u32,
+    pub(crate) recv_cq: Arc<CqPort>,
+    pub(crate) full_fences: bool,
+    /// Whether the peer's queue pair answers READs and atomics.
+    pub(crate) answers_reads: bool,
+}
+
+impl RemoteQp {
+    /// Finds the queue pair that `core` is connected to. `None` while it does not exist, or is not
+    /// connected to this one.
+    pub(crate) fn find(core: &QpCore) -> Option<Self> {
+        let ours = core.row();
+        let dest = ours.dest_qpn.load(Ordering::Relaxed);
+        let found = core
+            .context
+            .peers
+            .attach(ours.dest_gid.load(Ordering::Relaxed), dest);
+        let peer = found.unwrap_or_else(|error| {
+            tracing::warn!(%error, "cannot reach a peer");
+            None
+        })?;
+        let slot = slot_of(dest);
+        let theirs = peer.table.held_qp(slot);
+        let life = theirs.life();
+        if !life.state().can_receive() || !theirs.takes_from(core) {
+            return None;
+        }
+        Self::open(&peer, theirs, slot, life)
+    }
+
+    /// Finds the UD queue pair `qpn` of `peer`. `None` if there is none that can receive.
+    pub(crate) fn to_datagrams(peer: &Arc<Peer>, qpn: u32) -> Option<Self> {
+        let slot = slot_of(qpn);
+        let theirs = peer.table.held_qp(slot);
+        let life = theirs.life();
+        let there = life.state().can_receive()
+            && theirs.qpn.load(Ordering::Relaxed) == qpn
+            && theirs.datagrams.load(Ordering::Relaxed) == 1;
+        if !there {
+            return None;
+        }
+        Self::open(peer, theirs, slot, life)
+    }
+
+    fn open(peer: &Arc<Peer>, theirs: RowRef<QpRow>, slot: usize, life: QpLife) -> Option<Self> {
+        let srq = theirs.srq.load(Ordering::Relaxed);
+        let receives = match srq {
+            NO_ROW => peer.queue(&theirs.receive_queue)?,
+            row => peer.queue(&peer.table.srq(row).queue)?,
+        };
+        Some(Self {
+            slot: slot as u16,
+            rts: QpLife::new(life.generation(), QpState::Rts),
+            pd: theirs.pd.load(Ordering::Relaxed),
+            receives,
+            srq,
+            recv_cq: CqPort::shared(peer, theirs.recv_cq.load(Ordering::Relaxed))?,
+            full_fences: peer.table.full_fences().load(Ordering::Relaxed) != 0,
+            answers_reads: theirs.max_dest_rd_atomic.load(Ordering::Relaxed) > 0,
+            row: theirs,
+            peer: peer.clone(),
+        })
+    }
+
+    #[inline]
+    pub(crate) fn row(&self) -> &QpRow {
+        &self.row
+    }
+
+    /// Returns the generation of the peer's queue pair, which numbers its connections.
+    pub(crate) fn generation(&self) -> u64 {
+        self.rts.generation()
+    }
+
+    /// Returns the row of its shared receive queue, if it has one.
+    pub(crate) fn srq(&self) -> Option<u32> {
+        (self.srq != NO_ROW).then_some(self.srq)
+    }
+
+    pub(crate) fn srq_row(&self) -> Option<&SrqRow> {
+        self.srq().map(|row| self.peer.table.srq(row))
+    }
+
+    /// Returns whether the peer's queue pair is still on this connection and can receive.
+    #[inline(always)]
+    pub(crate) fn is_up(&self) -> bool {
+        let life = self.row().life();
+        life == self.rts || (life.generation() == self.generation() && life.state().can_receive())
+    }
+
+    /// Returns whether the peer's queue pair allows `need`.
+    #[inline(always)]
+    pub(crate) fn allows(&self, need: Access) -> bool {
+        Access::from_bits_truncate(self.row().access.load(Ordering::Relaxed)).contains(need)
+    }
+
+    /// Returns whether the peer's queue pair is still on this connection, can receive, and allows WRITEs.
+    #[inline(always)]
+    pub(crate) fn takes_writes(&self) -> bool {
+        self.is_up() && self.allows(Access::REMOTE_WRITE)
+    }
+
+    /// Returns how long the peer asks to be waited for when it has no receive posted.
+    pub(crate) fn rnr_timer(&self) -> RnrTimer {
+        let code = self.row().rnr_timer.load(Ordering::Relaxed);
+        RnrTimer::new(code).unwrap_or_default()
+    }
+
+    /// Moves the responder's queue pair to the error state, as an illegal request does. Returns whether
+    /// this call did.
+    #[cold]
+    pub(crate) fn fail_peer(&self) -> bool {
+        let first = self.row().fail(self.generation());
+        if first {
+            self.peer.table.attention().qps.set(self.slot.into());
+            self.peer.kick();
+        }
+        first
+    }
+}
+
+impl QpRow {
+    /// Returns whether this row, of the context that `core` is connected to, accepts requests from `core`.
+    /// It compares what tells a NIC as much: GID, QPN and packet sequence numbers.
+    fn takes_from(&self, core: &QpCore) -> bool {
+        let word = |word: &AtomicU32| word.load(Ordering::Relaxed);
+        let ours = core.row();
+        self.names(core) && word(&ours.sq_psn) == word(&self.rq_psn)
+    }
+
+    /// Returns whether this row, of the context that `core` is connected to, sends requests to `core`.
+    pub(crate) fn sends_to(&self, core: &QpCore) -> bool {
+        let word = |word: &AtomicU32| word.load(Ordering::Relaxed);
+        let ours = core.row();
+        self.names(core) && word(&self.sq_psn) == word(&ours.rq_psn)
+    }
+
+    /// Returns whether this row and `core` name each other as destination.
+    fn names(&self, core: &QpCore) -> bool {
+        let word = |word: &AtomicU32| word.load(Ordering::Relaxed);
+        word(&self.qpn) == word(&core.row().dest_qpn)
+            && word(&self.dest_qpn) == core.qpn
+            && self.dest_gid.load(Ordering::Relaxed) == core.context.host.0
+    }
+}
