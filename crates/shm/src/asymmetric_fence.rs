@@ -56,6 +56,12 @@ pub fn light() {
     }
 }
 
+/// Does what [`light`] does, for a caller that has found this process [`supported`].
+#[inline(always)]
+pub fn light_if_supported() {
+    compiler_fence(Ordering::SeqCst);
+}
+
 /// The fence of the rare side: a full barrier here and on every processor that runs a registered process.
 ///
 /// Aborts the process if the kernel supported the barrier before and refuses it now. Without the barrier,

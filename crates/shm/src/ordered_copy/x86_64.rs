@@ -36,7 +36,7 @@ pub(super) unsafe fn copy_in_order(dst: *mut u8, src: *const u8, len: usize) {
         && src.addr().is_multiple_of(8)
     {
         // SAFETY: by the caller's contract; alignment and length were checked above.
-        unsafe { copy_blocks_of_16(dst, src, len, |at| load_words(at)) };
+        unsafe { copy_blocks_of_16(dst, src, len, load_words) };
     } else {
         // SAFETY: the caller's contract is the same.
         unsafe { copy_in_order_any(dst, src, len) };
@@ -65,32 +65,38 @@ unsafe fn copy_blocks_of_16(
     dst: *mut u8,
     src: *const u8,
     len: usize,
-    load: impl Fn(*const u8) -> __m128i,
+    load: unsafe fn(*const u8) -> __m128i,
 ) {
-    let block = |at: usize| {
-        // SAFETY: each use has checked that `at + 16 <= len`, and the destination is aligned.
-        unsafe {
-            dst.add(at)
-                .cast::<__m128i>()
-                .write_volatile(load(src.add(at)))
+    /// Copies 16 bytes. A macro, because a closure is a function of its own where the compiler finds the caller too long.
+    macro_rules! block {
+        ($at:expr) => {{
+            let at = $at;
+            // SAFETY: each use has checked that `at + 16 <= len`, and the destination is aligned.
+            unsafe {
+                let block = load(src.add(at));
+                dst.add(at).cast::<__m128i>().write_volatile(block);
+            }
+        }};
+    }
+    macro_rules! line {
+        ($at:expr) => {
+            block!($at);
+            block!($at + 16);
+            block!($at + 32);
+            block!($at + 48);
         };
-    };
-    let line = |at: usize| {
-        block(at);
-        block(at + 16);
-        block(at + 32);
-        block(at + 48);
-    };
+    }
     if len == 64 {
-        return line(0);
+        line!(0);
+        return;
     }
     let mut at = 0;
     while len - at >= 64 {
-        line(at);
+        line!(at);
         at += 64;
     }
     while at < len {
-        block(at);
+        block!(at);
         at += 16;
     }
 }

@@ -193,6 +193,12 @@ impl QpCore {
         posted.saturating_sub(retired) >= u64::from(caps.max_send_wr)
     }
 
+    /// Completes a WRITE that was executed at once: see [`complete_posted`](Self::complete_posted).
+    #[inline(never)]
+    fn complete_write(&self, wr_id: u64, position: u64) {
+        self.complete_posted(wr_id, position, Opcode::Write, Status::Success, 0);
+    }
+
     /// Completes a send request from the posting thread. The completion takes the lane, unless an earlier one
     /// that bypassed the lane is still unpolled: it would overtake that one. `position` is how many requests
     /// the completion retires.
@@ -454,6 +460,38 @@ impl PostCall<'_> {
 impl SoftQp {
     #[inline(always)]
     fn post(&mut self, wrs: &[SendWr<'_>], numbers: impl WrIds) -> Result<(), PostError> {
+        match wrs {
+            [wr] if self.post_one_write(wr, numbers) => Ok(()),
+            _ => self.post_all(wrs, numbers),
+        }
+    }
+
+    /// Posts and executes a short WRITE, if `wr` is one and can be executed at once. Returns whether it did. If not, nothing was
+    /// done.
+    #[inline(always)]
+    fn post_one_write(&mut self, wr: &SendWr<'_>, numbers: impl WrIds) -> bool {
+        let (core, engine) = (&*self.core, &self.engine);
+        let Some(peer) = engine.peer().filter(|_| !core.context.is_foreign()) else {
+            return false;
+        };
+        let executing = core.row().executing.post(self.posted);
+        match engine.full_fences() {
+            true => asymmetric_fence::full(),
+            false => asymmetric_fence::light_if_supported(),
+        }
+        let is_done = engine.write_one((core, peer), &self.caps, self.rts, self.posted, wr);
+        if is_done {
+            self.posted += 1;
+            if core.signal_all || wr.flags.contains(SendFlags::SIGNALED) {
+                core.complete_write(numbers.of(wr), self.posted);
+            }
+        }
+        executing.end(self.posted);
+        is_done
+    }
+
+    #[inline(never)]
+    fn post_all(&mut self, wrs: &[SendWr<'_>], numbers: impl WrIds) -> Result<(), PostError> {
         let Self {
             core,
             caps,

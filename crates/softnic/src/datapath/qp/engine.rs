@@ -217,19 +217,68 @@ impl WrIds for SameWrId {
 }
 
 impl Engine {
-    /// Returns whether the peer's kernel refuses asymmetric fences.
+    /// Returns whether this process's kernel or the peer's refuses asymmetric fences.
     #[inline(always)]
     pub(crate) fn full_fences(&self) -> bool {
         self.full_fences
     }
 
+    /// The peer's queue pair, if it is cached. Then [`Engine::full_fences`] is right.
+    #[inline(always)]
+    pub(crate) fn peer(&self) -> Option<&RemoteQp> {
+        self.remote_qp.as_ref()
+    }
+
+    /// Executes a short WRITE, if `wr` is one and can be executed at once, after `posted` requests. Returns whether it did.
+    /// If not, nothing was done; [`Engine::execute`] executes the request, or finds out why not. This is the one path that must
+    /// be fast.
+    #[inline(always)]
+    pub(crate) fn write_one(
+        &self,
+        (core, remote_qp): (&QpCore, &RemoteQp),
+        caps: &QpCaps,
+        rts: QpLife,
+        posted: u64,
+        wr: &SendWr<'_>,
+    ) -> bool {
+        let SendOp::Write(remote) = wr.op else {
+            return false;
+        };
+        let Some(from) = WriteSource::short(wr, caps) else {
+            return false;
+        };
+        let row = core.row();
+        if QpCore::is_full(row, posted, caps)
+            || !core.is_ready(row, rts)
+            || !remote_qp.takes_writes()
+        {
+            return false;
+        }
+        let from = match from {
+            WriteSource::Inline(bytes) => Some(bytes),
+            WriteSource::Registered(Sge { addr, len, lkey }) => {
+                self.local.cached(lkey, addr, len as usize, Access::NONE)
+            }
+        };
+        let Some(from) = from else { return false };
+        let (addr, len) = (remote.addr, from.len());
+        let to = self
+            .remote
+            .cached(remote.rkey, addr, len, Access::REMOTE_WRITE);
+        let Some(to) = to else { return false };
+        crash_points::at("write");
+        copy_span(to, from);
+        to.expect_next();
+        // Count at once: a later request of the chain may be executed, and counted, by another thread.
+        count(&row.executing.sent_bytes, len as u64);
+        true
+    }
+
     /// Executes the short WRITEs that `wrs` begins with, up to the first request that is not one or cannot
-    /// be executed at once, and returns how many it executed. Nothing has been done with the next one;
-    /// [`Engine::execute`] executes it, or finds out why not. This is the one path that must be fast.
-    /// `posted` counts the requests ever posted.
+    /// be executed at once, and returns how many it executed. `posted` counts the requests ever posted.
     #[inline(always)]
     pub(crate) fn write_short(
-        &mut self,
+        &self,
         core: &QpCore,
         caps: &QpCaps,
         rts: QpLife,
@@ -240,39 +289,14 @@ impl Engine {
         let Some(remote_qp) = &self.remote_qp else {
             return 0;
         };
-        let row = core.row();
         let mut number = *posted;
         let mut done = 0;
         for wr in wrs {
-            let SendOp::Write(remote) = wr.op else { break };
-            let Some(from) = WriteSource::short(wr, caps) else {
-                break;
-            };
-            if QpCore::is_full(row, number, caps)
-                || !core.is_ready(row, rts)
-                || !remote_qp.takes_writes()
-            {
+            if !self.write_one((core, remote_qp), caps, rts, number, wr) {
                 break;
             }
-            let from = match from {
-                WriteSource::Inline(bytes) => Some(bytes),
-                WriteSource::Registered(Sge { addr, len, lkey }) => {
-                    self.local.cached(lkey, addr, len as usize, Access::NONE)
-                }
-            };
-            let Some(from) = from else { break };
-            let (addr, len) = (remote.addr, from.len());
-            let to = self
-                .remote
-                .cached(remote.rkey, addr, len, Access::REMOTE_WRITE);
-            let Some(to) = to else { break };
-            crash_points::at("write");
-            copy_span(to, from);
-            to.expect_next();
             number += 1;
             done += 1;
-            // Count at once: a later request of the chain may be executed, and counted, by another thread.
-            count(&row.executing.sent_bytes, len as u64);
             if core.signal_all || wr.flags.contains(SendFlags::SIGNALED) {
                 core.complete_posted(numbers.of(wr), number, Opcode::Write, Status::Success, 0);
             }
@@ -350,7 +374,8 @@ impl Engine {
             self.full_fences = self
                 .remote_qp
                 .as_ref()
-                .is_some_and(|remote_qp| remote_qp.full_fences);
+                .is_some_and(|remote_qp| remote_qp.full_fences)
+                || !asymmetric_fence::supported();
             // The peer may need a full fence between our mark of executing and the accesses that follow.
             asymmetric_fence::full();
         }
