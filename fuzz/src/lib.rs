@@ -11,16 +11,16 @@
 //! | cursors; offsets and lengths into a view | `shm::cursor`, `shm::view` | `cursors` |
 //! | the state that the processes of a paced RNIC share: clock, rate, rows, blocks, name and constants | `pacing::shared_state` | `pacing_share` |
 //! | files and sockets of the registry | `shm::registry` (contexts, names, common segments) | `registry` |
-//! | a context's table: rows of queue pairs, CQs, SRQs, regions, segments; `full_fences` | `softnic::peer`, `softnic::mr_key_check`, `softnic::qp::remote_qp` | `softnic_peer` |
-//! | receive queues and CQs in the peer's memory | `softnic::qp::deliver`, `softnic::cq` | `softnic_peer` |
-//! | entries that the peer puts into this process's queues, and words of this process's rows (`life`, `executing`, `armed`, `overrun`, `limit`, …) | `softnic::cq`, `softnic::srq`, `softnic::qp`, `softnic::quarantine`, `shm::event_count` | `softnic_peer` |
-//! | the location of a peer's bounce buffer, and the call in it | `softnic::bounce` (`serve`), on behalf of the memory's owner | `softnic_bounce` |
-//! | the answer to a call, and the fetched bytes | `softnic::bounce` (`BounceBuffer::answer`), `softnic::qp::engine::bounce_call` | `softnic_bounce` |
-//! | rows of the senders of datagrams to this context, and their number; their marks in this process's receive queues and CQs | `softnic::datagram_senders`, `softnic::quarantine`, `shm::slot_queue` (`recover`, `SingleProducer`) | `softnic_datagrams` |
-//! | a datagram destination's queue pairs, receives and CQs; this process's sender row there | `softnic::qp::datagram`, `softnic::qp::deliver` | `softnic_datagrams` |
+//! | a context's table: rows of queue pairs, CQs, SRQs, regions, segments; `full_fences` | `softnic::table::peer`, `softnic::datapath::mr_key_check`, `softnic::datapath::qp::remote_qp` | `softnic_peer` |
+//! | receive queues and CQs in the peer's memory | `softnic::datapath::qp::deliver`, `softnic::datapath::cq` | `softnic_peer` |
+//! | entries that the peer puts into this process's queues, and words of this process's rows (`life`, `executing`, `armed`, `overrun`, `limit`, …) | `softnic::datapath::cq`, `softnic::datapath::srq`, `softnic::datapath::qp`, `softnic::table::initiator`, `shm::event_count` | `softnic_peer` |
+//! | the location of a peer's bounce buffer, and the call in it | `softnic::datapath::bounce` (`ServedBounceBuffer`), `softnic::control::bounce_service`, on behalf of the memory's owner | `softnic_bounce` |
+//! | the answer to a call, and the fetched bytes | `softnic::datapath::bounce` (`BounceBuffer::answer`), `softnic::datapath::qp::engine::bounce_call` | `softnic_bounce` |
+//! | rows of the senders of datagrams to this context, and their number; their marks in this process's receive queues and CQs | `softnic::datapath::datagram_senders`, `softnic::datapath::qp::dead_senders`, `softnic::table::initiator`, `shm::slot_queue` (`recover`, `SingleProducer`) | `softnic_datagrams` |
+//! | a datagram destination's queue pairs, receives and CQs; this process's sender row there | `softnic::datapath::qp::datagram`, `softnic::datapath::qp::deliver` | `softnic_datagrams` |
 //! | the header at the start of a datagram's receive | `verbs::datagram` (`Grh::parse`) | `datagram_header` |
 //! | any context's record and table, and the queues that it leads to | `softnic::inspect`, `shm::slot_queue` (`len_hint_at`) | `softnic_inspect` |
-//! | a context's record, and the table that it leads to | `softnic::peer` (`Peer::attach`) | `softnic_record` |
+//! | a context's record, and the table that it leads to | `softnic::table::peer` (`Peer::attach`) | `softnic_record` |
 //! | the bytes of a bring-up | `verbs::bringup`, `net::control_stream` | `bring_up` |
 //! | frames and messages of a control stream | `net::framing`, `net::control_stream` | `line_frames` |
 //! | a control stream's messages over a queue pair, and the numbers that they carry | `net::qp_stream` (`QpStream`) | `qp_stream` |

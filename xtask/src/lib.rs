@@ -5,7 +5,7 @@
 //! | module | contents |
 //! |---|---|
 //! | [`layering`] | which package may depend on which: the table, and a check against `cargo metadata` |
-//! | [`module_cycles`] | a check that the modules of the listed crates form no cycle |
+//! | [`module_cycles`] | a check that the modules of the listed crates form no cycle and keep to their layers |
 //! | [`tidy`] | rules about source text that the compiler does not check |
 //! | [`ci`] | the integration steps with their time budgets |
 //! | [`fuzz`] | runs a fuzz target, guided by coverage |

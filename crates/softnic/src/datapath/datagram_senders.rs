@@ -13,7 +13,8 @@
 //! - The row's number is the mark (`who`) on the receive and the completion that a sender holds. A sender
 //!   holds at most one of each. When a sender has died, the owner undoes what it left. A completion that was
 //!   reserved and not filled is skipped. A receive that did not complete is posted again, because a datagram
-//!   that is lost consumes no receive. `completing` tells a receive that completed from one that did not.
+//!   that is lost consumes no receive. `completing` tells a receive that completed from one that did not. (The
+//!   code is in `qp::dead_senders`.)
 
 use std::collections::HashMap;
 use std::sync::atomic::Ordering;

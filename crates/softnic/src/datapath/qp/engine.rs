@@ -440,9 +440,14 @@ impl Engine {
             progress,
             budget,
         };
+        let imm = match request.op {
+            SendOp::WriteImm(_, imm) | SendOp::SendImm(imm) => Some(imm),
+            _ => None,
+        };
         match request.op {
-            SendOp::Write(remote) => operation.write(core, remote, None),
-            SendOp::WriteImm(remote, imm) => operation.write(core, remote, Some(imm)),
+            SendOp::Write(remote) | SendOp::WriteImm(remote, _) => {
+                operation.write(core, remote, imm)
+            }
             // Class C of the responder's errors (9.9.3): a NAK, invalid request.
             SendOp::Read(_) | SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. }
                 if !remote_qp.answers_reads =>
@@ -463,8 +468,7 @@ impl Engine {
                 let what = CallKind::FetchAdd { add };
                 operation.atomic(remote, what, |word| word.fetch_add(add))
             }
-            SendOp::Send => operation.send(None),
-            SendOp::SendImm(imm) => operation.send(Some(imm)),
+            SendOp::Send | SendOp::SendImm(_) => operation.send(imm),
             _ => Outcome::Failed(Status::LocalQpOperation),
         }
     }

@@ -534,7 +534,7 @@ impl QpCore {
     /// peer is dead, or will find the connection gone before it uses them.
     fn take_back(&self) -> Vec<(u64, RecvSlot)> {
         if self.is_datagrams() {
-            // Only receives that dead senders took are left; `clean_up` undoes those.
+            // Only receives that dead senders took are left; `clean_up_senders` undoes those.
             self.siblings.clean_up_senders(&self.context);
             return Vec::new();
         }

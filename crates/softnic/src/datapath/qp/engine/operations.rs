@@ -26,7 +26,7 @@ pub(super) struct Operation<'a> {
 
 impl Operation<'_> {
     /// Executes a WRITE, with an immediate or without.
-    #[inline]
+    #[inline(always)]
     pub(super) fn write(&mut self, core: &QpCore, remote: RemoteAddr, imm: Option<u32>) -> Outcome {
         let (remote_qp, request) = (self.remote_qp, self.request);
         let Ok(to) = self.there(remote, request.len, Access::REMOTE_WRITE) else {
@@ -60,7 +60,7 @@ impl Operation<'_> {
     }
 
     /// Executes a READ.
-    #[inline]
+    #[inline(always)]
     pub(super) fn read(&mut self, remote: RemoteAddr) -> Outcome {
         let Ok(from) = self.there(remote, self.request.len, Access::REMOTE_READ) else {
             if self.progress.ahead {
@@ -105,7 +105,7 @@ impl Operation<'_> {
     }
 
     /// Executes a SEND, with an immediate or without.
-    #[inline]
+    #[inline(always)]
     pub(super) fn send(&mut self, imm: Option<u32>) -> Outcome {
         let (remote_qp, request) = (self.remote_qp, self.request);
         if let Err(outcome) = self.take_receive() {
