@@ -393,11 +393,14 @@ impl Domain {
         let numbers: Vec<Vqpn> = gone.handles.iter().collect();
         for number in numbers {
             match self.connections.get_mut(number) {
-                // After that data, a reset tells the peer that the application is gone. On the direct path the peer has seen that.
+                // The other application has seen in their memory that it was closed.
+                Some(connection)
+                    if connection.is_left()
+                        && why == Reset::ByPeer
+                        && connection.direct.is_some() => {}
+                // After that data, a reset tells the peer that the application is gone.
                 Some(connection) if connection.is_left() && why == Reset::ByPeer => {
-                    if connection.direct.is_none() {
-                        connection.comes_late();
-                    }
+                    connection.comes_late();
                 }
                 Some(connection) => {
                     connection.reset(why, false);
