@@ -398,7 +398,7 @@ impl Session {
                     },
                     None => {
                         self.abort(handle);
-                        let why = Refusal::Memory;
+                        let why = Refusal::Descriptors;
                         Event::Refused { request, why }
                     }
                 }

@@ -289,10 +289,13 @@ pub enum Refusal {
     Misuse = 9,
     /// The daemon is stopping.
     Stopping = 10,
+    /// This process has too few descriptors, or too little address space, for the memory that it would share with the peer of a
+    /// direct connection. The next connection to that peer goes through the daemons.
+    Descriptors = 11,
 }
 
 impl Refusal {
-    const ALL: [Self; 10] = [
+    const ALL: [Self; 11] = [
         Self::Refused,
         Self::Unreachable,
         Self::TimedOut,
@@ -303,6 +306,7 @@ impl Refusal {
         Self::Version,
         Self::Misuse,
         Self::Stopping,
+        Self::Descriptors,
     ];
 
     /// The reason with number `code`.
@@ -333,6 +337,9 @@ impl std::fmt::Display for Refusal {
             Self::Version => "the daemon speaks another version",
             Self::Misuse => "the application broke the contract with the daemon",
             Self::Stopping => "the daemon is stopping",
+            Self::Descriptors => {
+                "too few file descriptors for a direct connection: raise `ulimit -n`, or connect again to go through the daemons"
+            }
         })
     }
 }

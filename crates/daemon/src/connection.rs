@@ -324,6 +324,14 @@ impl Connection {
         }
     }
 
+    /// Records that the application has exited after it had closed the connection. Once everything written here has been sent, a
+    /// reset tells the peer, unless both streams have ended, or the peer has seen the close in the memory of a direct connection.
+    pub(crate) fn leaver_exits(&mut self) {
+        if self.direct.is_none() && !self.ingress.has_ended() {
+            self.comes_late();
+        }
+    }
+
     /// Whether everything written here has arrived, and the end of the stream was sent, or a reset takes its place.
     pub(crate) fn is_all_delivered(&self) -> bool {
         let is_end_told = match self.life.application {

@@ -393,14 +393,8 @@ impl Domain {
         let numbers: Vec<Vqpn> = gone.handles.iter().collect();
         for number in numbers {
             match self.connections.get_mut(number) {
-                // The other application has seen in their memory that it was closed.
-                Some(connection)
-                    if connection.is_left()
-                        && why == Reset::ByPeer
-                        && connection.direct.is_some() => {}
-                // After that data, a reset tells the peer that the application is gone.
                 Some(connection) if connection.is_left() && why == Reset::ByPeer => {
-                    connection.comes_late();
+                    connection.leaver_exits();
                 }
                 Some(connection) => {
                     connection.reset(why, false);

@@ -119,7 +119,7 @@ impl DaemonProcess {
         });
     }
 
-    fn socket(&self) -> PathBuf {
+    pub(crate) fn socket(&self) -> PathBuf {
         self.directory.path().join("daemon.sock")
     }
 

@@ -1,9 +1,12 @@
 //! The direct path: connections whose bytes do not go through the daemon.
 
+use std::net::SocketAddr;
+use std::path::Path;
+use std::process::Command;
 use std::sync::mpsc;
 
-use headworks::service::{Reset, Rights, ServiceError, Stream};
-use rustix::process::Signal;
+use headworks::service::{Refusal, Reset, Rights, Service, ServiceError, Stream};
+use rustix::process::{Resource, Rlimit, Signal, getrlimit, setrlimit};
 
 use crate::daemon::{DaemonProcess, SENT, until, until_asleep};
 use crate::{LIMIT, connected, this_thread};
@@ -366,4 +369,81 @@ fn an_application_that_ends_in_order_resets_nothing() {
     daemon.rests();
     let resets = daemon.metric("headworks_application_reset_connections_total");
     assert_eq!(resets, 0);
+}
+
+/// Two applications end a connection by the daemon at both ends. One of them exits soon after that.
+#[test]
+fn a_connection_that_both_have_ended_is_not_reset_by_an_exit() {
+    let daemon = DaemonProcess::start_with(false);
+    let service = daemon.attach();
+    let listener = service.listen(0, 8).expect("listens");
+    let at = listener.local_addr().expect("an address");
+    for _ in 0..20 {
+        let other = daemon.attach();
+        let mut near = other.connect(at).expect("connects");
+        let mut far = listener.accept().expect("accepts");
+        assert!(!near.is_direct() && !far.is_direct());
+        exchange(&mut near, &mut far, 100);
+        near.end().expect("ends");
+        assert_eq!(far.recv(&mut [0; 8]).expect("the end"), 0);
+        far.end().expect("ends");
+        assert_eq!(near.recv(&mut [0; 8]).expect("the end"), 0);
+        drop((near, other));
+        until("one application is left", || {
+            daemon.metrics("headworks_application_connections").len() == 1
+        });
+    }
+    daemon.rests();
+    let resets = daemon.metric("headworks_application_reset_connections_total");
+    assert_eq!(resets, 0);
+}
+
+/// In the process that has few descriptors: the daemon's socket, and the address to connect to.
+const FEW: [&str; 2] = ["HEADWORKS_TEST_FEW", "HEADWORKS_TEST_FEW_TO"];
+
+/// Without descriptors for the daemon's memory or the peer's, the error says so. It blames neither of them.
+#[test]
+fn too_few_descriptors_are_named() {
+    if let [Some(socket), Some(to)] = FEW.map(std::env::var_os) {
+        let to = to.to_str().expect("text").parse().expect("an address");
+        return attach_with_few(Path::new(&socket), to);
+    }
+    let daemon = DaemonProcess::start_with(true);
+    let service = daemon.attach();
+    let listener = service.listen(0, 8).expect("listens");
+    let at = listener.local_addr().expect("an address");
+    std::thread::spawn(move || while listener.accept().is_ok() {});
+    let program = std::env::current_exe().expect("this program");
+    let name = "direct::too_few_descriptors_are_named";
+    let said = Command::new(program)
+        .args(["--exact", name, "--nocapture"])
+        .env(FEW[0], daemon.socket())
+        .env(FEW[1], at.to_string())
+        .output()
+        .expect("runs");
+    assert!(said.status.success(), "{said:?}");
+}
+
+fn attach_with_few(socket: &Path, to: SocketAddr) {
+    let limit = getrlimit(Resource::Nofile);
+    let own = std::fs::read_dir("/proc/self/fd").expect("its own").count() as u64;
+    let (mut at_attach, mut at_connect, mut connected) = (0, 0, 0);
+    for more in 0..24 {
+        let few = Rlimit {
+            current: Some(own + more),
+            ..limit
+        };
+        setrlimit(Resource::Nofile, few).expect("a lower limit");
+        let attached = Service::attach(socket, "few");
+        let ended = attached.as_ref().map(|service| service.connect(to));
+        setrlimit(Resource::Nofile, limit).expect("the limit before");
+        match ended {
+            Err(ServiceError::System { .. } | ServiceError::NoDaemon { .. }) => at_attach += 1,
+            Ok(Err(ServiceError::Refused(Refusal::Descriptors))) => at_connect += 1,
+            Ok(Ok(_)) => connected += 1,
+            Ok(Err(error)) => panic!("{more} more: {error:?}"),
+            Err(error) => panic!("{more} more, attaching: {error:?}"),
+        }
+    }
+    assert!(at_attach > 0 && at_connect > 0 && connected > 0);
 }

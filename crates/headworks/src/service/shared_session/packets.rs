@@ -62,8 +62,17 @@ impl SharedSession {
                         // A pair without its memory, which the session handles: too few descriptors, or too little address
                         // space. The peer has mapped the memory, and may have written over its header.
                         (Ok(Reply::PairMemory { .. }), file) => {
+                            if file.is_none() {
+                                warn_of_lost_file();
+                            }
                             let attach = SharedSegment::attach_without_header_check;
                             file.and_then(|file| attach(file).ok())
+                        }
+                        // The daemon has sent its file. The kernel closes a file for which the process has no descriptor left.
+                        (Ok(Reply::Slab { .. }), None) => {
+                            let none_left =
+                                io::Error::from_raw_os_error(Errno::MFILE.raw_os_error());
+                            return Err(system("the memory of the daemon")(none_left));
                         }
                         (_, None) => None,
                         (
@@ -226,6 +235,13 @@ impl SharedSession {
     }
 }
 
+/// Logs that a file of a pair did not come, or cannot be used.
+fn warn_of_lost_file() {
+    tracing::warn!(
+        "too few file descriptors for direct connections with an application: those with it go through the daemons"
+    );
+}
+
 impl SessionState {
     /// Takes this end of the socket of a pair. Without it the pair cannot be used.
     fn take_pair_socket(&mut self, pair: u32, file: Option<OwnedFd>) {
@@ -235,9 +251,7 @@ impl SessionState {
             .zip(file)
             .map(|(is_peer_gone, file)| self.pairs.add(pair, file, is_peer_gone));
         if !matches!(added, Some(Ok(()))) {
-            tracing::warn!(
-                "no file for direct connections: later connections go through the daemon"
-            );
+            warn_of_lost_file();
             self.session.lose_pair(pair);
         }
     }
