@@ -338,7 +338,8 @@ impl std::fmt::Display for Refusal {
             Self::Misuse => "the application broke the contract with the daemon",
             Self::Stopping => "the daemon is stopping",
             Self::Descriptors => {
-                "too few file descriptors for a direct connection: raise `ulimit -n`, or connect again to go through the daemons"
+                "too few file descriptors, or too little address space, for a direct connection: raise `ulimit -n` or `ulimit -v`, \
+                 or connect again to go through the daemons"
             }
         })
     }

@@ -55,8 +55,7 @@ enum Use {
     /// see the reset behind it.
     LeftUnread,
     /// As [`Use::Left`], and data came later, or was not read after the application had ended the stream, or the application
-    /// is gone. A reset tells the peer after the end of the
-    /// stream.
+    /// is gone. A reset tells the peer after the end of the stream.
     LeftLate,
 }
 
@@ -210,9 +209,11 @@ impl Connection {
         self.life.reset == ResetState::None
     }
 
-    /// Returns whether the connection was reset, the first time that it is called after that.
+    /// Returns whether the connection was reset, the first time that it is called after that. A reset after both streams have
+    /// ended loses nothing, and is none: the peer's application has exited.
     pub(crate) fn note_reset(&mut self) -> bool {
-        !self.is_alive() && !std::mem::replace(&mut self.is_reset_noted, true)
+        let have_ended = self.ingress.is_complete() && self.life.sent >= Sent::End;
+        !self.is_alive() && !std::mem::replace(&mut self.is_reset_noted, true) && !have_ended
     }
 
     /// Whether the application has closed the connection or exited.
@@ -321,14 +322,6 @@ impl Connection {
     pub(crate) fn comes_late(&mut self) {
         if self.life.application == Use::Left {
             self.life.application = Use::LeftLate;
-        }
-    }
-
-    /// Records that the application has exited after it had closed the connection. Once everything written here has been sent, a
-    /// reset tells the peer, unless both streams have ended, or the peer has seen the close in the memory of a direct connection.
-    pub(crate) fn leaver_exits(&mut self) {
-        if self.direct.is_none() && !self.ingress.has_ended() {
-            self.comes_late();
         }
     }
 

@@ -393,8 +393,9 @@ impl Domain {
         let numbers: Vec<Vqpn> = gone.handles.iter().collect();
         for number in numbers {
             match self.connections.get_mut(number) {
+                // After that data, a reset tells the peer that the application is gone.
                 Some(connection) if connection.is_left() && why == Reset::ByPeer => {
-                    connection.leaver_exits();
+                    connection.comes_late();
                 }
                 Some(connection) => {
                     connection.reset(why, false);

@@ -416,11 +416,6 @@ impl IngressHalf {
         self.ingress.come()
     }
 
-    /// Whether the peer has ended its stream.
-    pub(crate) fn has_ended(&self) -> bool {
-        self.ended.is_some()
-    }
-
     /// Whether the whole stream has arrived.
     pub(crate) fn is_complete(&self) -> bool {
         self.ended == Some(self.ingress.come())

@@ -56,9 +56,11 @@ pub fn light() {
     }
 }
 
-/// Does what [`light`] does, for a caller that has found this process [`supported`].
+/// The fence of the frequent side for a caller that has found this process [`supported`]. It is not sufficient if the process is
+/// not.
 #[inline(always)]
-pub fn light_if_supported() {
+pub fn light_assuming_supported() {
+    debug_assert!(supported());
     compiler_fence(Ordering::SeqCst);
 }
 

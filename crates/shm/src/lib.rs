@@ -3,7 +3,8 @@
 //! The module list is a map of the crate:
 //!
 //! - memory: [`segment`] makes and attaches sealed memory files; [`view`] is bounds-checked access to a
-//!   range of one; [`ordered_copy`] copies bytes in the order and granularity that an RDMA WRITE promises, or faster without;
+//!   range of one; [`ordered_copy`] copies bytes in the order and granularity that an RDMA WRITE promises, or
+//!   faster and in no order;
 //! - structures in that memory: [`cursor`] (the ring cursor, and single-producer single-consumer index
 //!   logic over a pair of them), [`slot_queue`] (multi-producer multi-consumer queue that survives
 //!   the death of its users), [`mod@lane`] (single-producer queue beside it, without atomic

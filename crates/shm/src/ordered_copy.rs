@@ -7,10 +7,10 @@
 //!   x86-64, which keeps stores in order. Where [`IN_ORDER`] is false, no reader may rely on it.
 //! - A reader of an aligned word sees the old word or the new one, never a mixture.
 //!
-//! [`copy_in_any_order`] guarantees neither, and is faster between the caches of two cores.
-//!
 //! If source and destination have the same offset from a word boundary, each word is also loaded with one
 //! load. The copy can then also serve an RDMA READ.
+//!
+//! [`copy_in_any_order`] guarantees none of that, and is faster between the caches of two cores.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -59,15 +59,15 @@ pub unsafe fn copy_non_temporal(dst: *mut u8, src: *const u8, len: usize) {
     unsafe { arch::copy_non_temporal(dst, src, len) }
 }
 
-/// Copies `len` bytes to `dst`, in any order and in pieces of any size. All bytes are visible before anything that is stored with
-/// Release after the call.
+/// Copies `len` bytes to `dst`, in any order and in pieces of any size. All bytes are read, and visible at the target, before
+/// anything that is stored with Release after the call.
 ///
 /// For bytes that a cursor publishes, between caches of two cores. Processors with a fast string instruction take ownership of a
 /// target's lines without a read of their old content; measured, such a copy is three to four times as fast as
 /// [`copy_in_order`], from about a kilobyte on.
 ///
 /// # Safety
-/// As [`copy_in_order`], except that no process may rely on whole words.
+/// As [`copy_in_order`], except that no process may rely on whole words or on ascending order.
 #[inline]
 pub unsafe fn copy_in_any_order(dst: *mut u8, src: *const u8, len: usize) {
     // SAFETY: the caller's contract is the same.

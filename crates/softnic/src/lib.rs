@@ -11,7 +11,7 @@
 //!
 //! The modules form three layers. A layer uses only those below it, and the modules within a layer form no cycle
 //! (`xtask/src/module_cycles.rs` checks both). The tables begin with the highest layer. In each table a module uses
-//! only modules in the rows below it.
+//! only modules in the rows below it; the submodules of `qp` use each other.
 //!
 //! `control` opens devices, creates objects, and looks after them in the progress thread:
 //!
@@ -73,7 +73,7 @@
 //! | module | content |
 //! |---|---|
 //! | [`inspect`] | inspection of all software RNICs of a user, from outside; uses `table` |
-//! | [`hostile`] | fault injection: rules, pure; used by `datapath` |
+//! | [`hostile`] | fault injection: rules, pure; used by `datapath` and `control::provider` |
 //! | `crash_points` | crash-injection points of tests |
 //!
 //! # What another process can do to this one

@@ -1,6 +1,6 @@
 //! The lowest layer: a context's table and memory as other processes see them, and the other processes' contexts.
 //!
-//! Nothing here knows a queue pair or executes a request.
+//! Nothing here depends on the types of queue pairs and CQs, or executes a request.
 
 pub(crate) mod addresses;
 pub(crate) mod arena;

@@ -89,7 +89,7 @@ c_structs! {
         320 abi_compat: *mut c_void,
     }
 
-    /// The structure around an [`Context`] whose `abi_compat` is all ones. Newer libraries add fields at its front, so it is located from its end. A null function is not implemented.
+    /// The structure around a [`Context`] whose `abi_compat` is all ones. Newer libraries add fields at its front, so it is located from its end. A null function is not implemented.
     verbs_context as VerbsContext is 648 {
         0 query_port: Option<unsafe extern "C" fn(*mut Context, u8, *mut PortAttr, usize) -> c_int>,
         8 advise_mr: Option<unsafe extern "C" fn(*mut Pd, c_int, u32, *mut Sge, u32) -> c_int>,

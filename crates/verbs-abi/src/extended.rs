@@ -6,7 +6,7 @@ use crate::{Ah, CompChannel, Cq, Mw, MwBindInfo, Pd, Qp, Sge};
 
 c_structs! {
     /// A [`Cq`] with the fields and accessors of its current completion.
-    ibv_cq_ex as CqEx is 288 {
+    ibv_cq_ex as CqEx is 288 or more {
         0 cq = "context": Cq,
         128 comp_mask: u32,
         132 status: c_int,
@@ -50,7 +50,7 @@ c_structs! {
     }
 
     /// A [`Qp`] with functions that build requests. Programs call them without a check whether they exist.
-    ibv_qp_ex as QpEx is 352 {
+    ibv_qp_ex as QpEx is 352 or more {
         0 qp_base: Qp,
         160 comp_mask: u64,
         168 wr_id: u64,

@@ -31,7 +31,7 @@ pub fn numbers() -> impl Iterator<Item = (&'static str, i64)> {
     groups.into_iter().flatten().copied()
 }
 
-/// Declares types, checks their sizes and offsets on x86-64 with the C library of GNU, and lists their layouts in `LAYOUTS`.
+/// Declares types, checks their sizes and offsets on x86-64 with glibc, and lists their layouts in `LAYOUTS`.
 ///
 /// `name as Type is SIZE { OFFSET field: type, … }` stands for `struct name`. `or more` after the size: later versions may add
 /// fields. A field whose path in C differs is followed by that path.

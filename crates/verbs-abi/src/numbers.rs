@@ -3,7 +3,8 @@
 use std::ffi::c_int;
 
 /// `CqInitAttrEx::wc_flags`: byte length, immediate, queue pair number, source queue pair, timestamp.
-pub const WC_EX_WITH: u64 = 1 | 1 << 1 | 1 << 2 | 1 << 3 | 1 << 7;
+pub const WC_EX_WITH: u64 =
+    WC_EX_BYTE_LEN | WC_EX_IMM | WC_EX_QP_NUM | WC_EX_SRC_QP | WC_EX_TIMESTAMP;
 
 c_numbers! {
     /// `Device::transport_type`: InfiniBand or RoCE.
@@ -23,6 +24,11 @@ c_numbers! {
     /// `PortAttr::flags`: packets reach the port only with a global routing header.
     IBV_QPF_GRH_REQUIRED as GRH_REQUIRED: u8 = 1;
     /// `CqInitAttrEx::wc_flags`: the source LID.
+    IBV_WC_EX_WITH_BYTE_LEN as WC_EX_BYTE_LEN: u64 = 1;
+    IBV_WC_EX_WITH_IMM as WC_EX_IMM: u64 = 1 << 1;
+    IBV_WC_EX_WITH_QP_NUM as WC_EX_QP_NUM: u64 = 1 << 2;
+    IBV_WC_EX_WITH_SRC_QP as WC_EX_SRC_QP: u64 = 1 << 3;
+    IBV_WC_EX_WITH_COMPLETION_TIMESTAMP as WC_EX_TIMESTAMP: u64 = 1 << 7;
     IBV_WC_EX_WITH_SLID as WC_EX_WITH_SLID: u64 = 1 << 4;
     /// The SRQ limit, in the mask of `ibv_modify_srq`.
     IBV_SRQ_LIMIT as SRQ_LIMIT: c_int = 2;

@@ -67,7 +67,7 @@ unsafe fn copy_blocks_of_16(
     len: usize,
     load: unsafe fn(*const u8) -> __m128i,
 ) {
-    /// Copies 16 bytes. A macro, because a closure is a function of its own where the compiler finds the caller too long.
+    /// Copies 16 bytes. A macro: the compiler does not inline a closure into a long caller.
     macro_rules! block {
         ($at:expr) => {{
             let at = $at;
@@ -234,8 +234,8 @@ pub(super) unsafe fn copy_in_any_order(dst: *mut u8, src: *const u8, len: usize)
         // SAFETY: by the caller's contract.
         return unsafe { copy_in_order(dst, src, len) };
     }
-    // SAFETY: by the caller's contract. The direction flag is clear, as the ABI has it. The instruction's stores are visible
-    // before those of later instructions.
+    // SAFETY: by the caller's contract. The direction flag is clear, as the ABI has it. The instruction's loads are
+    // done, and its stores visible, before the stores of later instructions.
     unsafe {
         core::arch::asm!(
             "rep movsb",

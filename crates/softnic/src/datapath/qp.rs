@@ -471,13 +471,17 @@ impl SoftQp {
     #[inline(always)]
     fn post_one_write(&mut self, wr: &SendWr<'_>, numbers: impl WrIds) -> bool {
         let (core, engine) = (&*self.core, &self.engine);
+        // Other requests are marked once, by `post_all`.
+        if !matches!(wr.op, SendOp::Write(_)) {
+            return false;
+        }
         let Some(peer) = engine.peer().filter(|_| !core.context.is_foreign()) else {
             return false;
         };
         let executing = core.row().executing.post(self.posted);
         match engine.full_fences() {
             true => asymmetric_fence::full(),
-            false => asymmetric_fence::light_if_supported(),
+            false => asymmetric_fence::light_assuming_supported(),
         }
         let is_done = engine.write_one((core, peer), &self.caps, self.rts, self.posted, wr);
         if is_done {

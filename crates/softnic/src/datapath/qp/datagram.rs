@@ -21,11 +21,10 @@ use crate::crash_points;
 use crate::datapath::copy::Span;
 use crate::datapath::cross_process_copy::Direction;
 use crate::datapath::datagram_senders::Registration;
-use crate::table::addresses::{PeerKey, gid_of, host_of, key_of};
-use crate::table::clock;
-
 use crate::datapath::mr_key_check::MrKeyCheck;
 use crate::datapath::remote_memory::{RemoteSpan, transfer};
+use crate::table::addresses::{PeerKey, gid_of, host_of, key_of};
+use crate::table::clock;
 use crate::table::peer::Peer;
 use crate::table::rows::{CqSlot, MAX_SGE};
 

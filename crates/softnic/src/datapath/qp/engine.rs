@@ -217,7 +217,8 @@ impl WrIds for SameWrId {
 }
 
 impl Engine {
-    /// Returns whether this process's kernel or the peer's refuses asymmetric fences.
+    /// Returns whether this process's kernel or the peer's refuses asymmetric fences. `false` until the peer's queue pair is
+    /// cached: use [`asymmetric_fence::light`] then.
     #[inline(always)]
     pub(crate) fn full_fences(&self) -> bool {
         self.full_fences

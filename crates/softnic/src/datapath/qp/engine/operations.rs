@@ -15,12 +15,15 @@ use crate::table::rows::MAX_SGE;
 
 /// An operation, executed up to a budget of bytes. Its local memory is checked, that of the peer is not.
 pub(super) struct Operation<'a> {
+    /// The peer's queue pair, and the cached look-ups of keys there.
     pub(super) remote_qp: &'a RemoteQp,
     pub(super) remote_keys: &'a mut MrKeyCheck,
     /// The request's memory in this process.
     pub(super) here: &'a [Span],
+    /// The request, and how far it has been executed.
     pub(super) request: &'a Request<'a>,
     pub(super) progress: &'a mut RequestProgress,
+    /// Bytes that may be moved now.
     pub(super) budget: usize,
 }
 
