@@ -165,8 +165,14 @@ impl ControlBlock {
     /// The descriptors; `None` in a block of the direct path.
     #[inline]
     pub(crate) fn descriptors(&self) -> Option<Descriptors<'_>> {
-        let has_table = self.view.len() > DESCRIPTOR_TABLE;
+        let has_table = !self.is_direct();
         has_table.then(|| Descriptors::at(&self.view, DESCRIPTOR_TABLE))
+    }
+
+    /// Whether it is a block of the direct path.
+    #[inline]
+    pub(crate) fn is_direct(&self) -> bool {
+        self.view.len() <= DESCRIPTOR_TABLE
     }
 
     /// Bytes of the stream that have arrived, as the writer says.
@@ -384,7 +390,7 @@ impl ControlBlock {
         let ring = match slabs.slab(extent.slab) {
             // The daemon has sent the slab, but the application may not have read it from the socket yet. The memory of a
             // direct connection is there from the start.
-            None if self.descriptors().is_some() => None,
+            None if !self.is_direct() => None,
             _ => Some(ByteRing::new(slabs, extent, from)?),
         };
         Ok(Some(RingAnnouncement { from, ring }))

@@ -89,7 +89,8 @@ c_structs! {
         320 abi_compat: *mut c_void,
     }
 
-    /// The structure around a [`Context`] whose `abi_compat` is all ones. Newer libraries add fields at its front, so it is located from its end. A null function is not implemented.
+    /// The structure around a [`Context`] whose `abi_compat` is all ones. Newer libraries add fields at its front, so
+    /// programs locate it from its end. A function that the device lacks is null.
     verbs_context as VerbsContext is 648 {
         0 query_port: Option<unsafe extern "C" fn(*mut Context, u8, *mut PortAttr, usize) -> c_int>,
         8 advise_mr: Option<unsafe extern "C" fn(*mut Pd, c_int, u32, *mut Sge, u32) -> c_int>,
@@ -185,7 +186,7 @@ c_structs! {
         227 phys_port_cnt: u8,
     }
 
-    /// What a device supports of on-demand paging.
+    /// Capabilities of on-demand paging, in general and for each transport.
     #[derive(Clone, Copy)]
     ibv_odp_caps as OdpCaps is 24 {
         0 general_caps: u64,

@@ -53,7 +53,7 @@ c_structs! {
         24 type_ = "type": c_int,
     }
 
-    /// What a memory window is bound to.
+    /// Binding of a memory window: the region and range that it gives access to.
     ibv_mw_bind_info as MwBindInfo is 32 {
         0 mr: *mut Mr,
         8 addr: u64,
@@ -117,7 +117,7 @@ c_structs! {
         124 async_events_completed: u32,
     }
 
-    /// How a completion queue moderates its events.
+    /// Moderation of a completion queue's events.
     #[derive(Clone, Copy, Default)]
     ibv_moderate_cq as ModerateCq is 4 {
         0 cq_count: u16,

@@ -37,7 +37,7 @@ fn new_incarnation(process: ProcessId) -> u64 {
     (number & !(1 << 63)).max(1)
 }
 
-/// How a context executes requests.
+/// Mode in which a context executes requests.
 pub(crate) struct ContextMode {
     /// The fault rules, if the device is hostile.
     pub(crate) rules: Option<Rules>,
@@ -127,7 +127,7 @@ impl Context {
         let arena = Arena::new(table.clone());
         let descriptors = ContextDescriptors::new(table.clone(), arena.clone(), progress.clone());
         let incarnation = new_incarnation(process);
-        // Whoever finds the record may ask for the descriptors.
+        // A process that finds the record asks for the descriptors.
         let source: Weak<ContextDescriptors> = Arc::downgrade(&descriptors);
         member
             .serve(incarnation, source)

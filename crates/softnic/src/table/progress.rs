@@ -138,7 +138,7 @@ impl Progress {
     }
 }
 
-/// What the thread itself calls.
+/// Methods that only the progress thread calls.
 impl Progress {
     /// Notes that the calling thread is the progress thread.
     pub(crate) fn set_thread(&self) {

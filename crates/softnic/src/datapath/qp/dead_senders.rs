@@ -14,10 +14,10 @@ use crate::datapath::datagram_senders::mark;
 use crate::table::peer_process::PeerProcess;
 use crate::table::rows::RecvSlot;
 
-/// What is left to do after dead senders.
+/// Cleanup after dead senders: the lock of the thread that does it, and the receives that are posted again later.
 #[derive(Default)]
 pub(super) struct DeadSenders {
-    /// Held while what dead senders left is undone.
+    /// Lock that a thread holds while it cleans up.
     cleanup: Mutex<()>,
     late: Mutex<Vec<DeferredRepost>>,
 }

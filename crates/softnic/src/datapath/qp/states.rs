@@ -24,10 +24,11 @@ use crate::table::rows::{MAX_SGE, NO_ROW, QpLife};
 /// Low bits of a generation; they number the connections of one queue pair.
 const CONNECTION_BITS: u32 = 16;
 
-/// What a new queue pair is made of, besides its context.
+/// Attributes and objects of a new queue pair, besides its context.
 pub(crate) struct QpParts {
+    /// Number of the protection domain.
     pub(crate) pd: u32,
-    /// From [`checked_caps`].
+    /// Capacities that [`checked_caps`] returned.
     pub(crate) caps: QpCaps,
     pub(crate) send_cq: Arc<SoftCq>,
     pub(crate) recv_cq: Arc<SoftCq>,
