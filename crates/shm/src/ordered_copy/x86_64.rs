@@ -224,7 +224,7 @@ unsafe fn copy_wide(dst: *mut u8, src: *const u8, len: usize) -> usize {
 }
 
 /// From this many bytes on, the string instruction is faster than a loop of stores.
-const STRING_BYTES_MIN: usize = 1024;
+const STRING_BYTES_MIN: usize = 2048;
 
 /// # Safety
 /// As [`copy_in_any_order`](super::copy_in_any_order).
