@@ -1,16 +1,19 @@
 //! The integration steps. `.ci/run` prepares the machine and runs all of them; `cargo xtask ci`
 //! runs all, `cargo xtask ci STEP…` some.
 
-use std::collections::VecDeque;
 use std::fmt::Write as _;
 use std::fs;
 use std::io::{self, BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
+use std::thread;
 use std::time::{Duration, Instant};
+
+use failures::Failures;
 
 use crate::root;
 
+mod failures;
 mod features;
 mod rxe;
 mod unprivileged;
@@ -210,7 +213,22 @@ impl Run {
     ) -> Result<(ExitStatus, Option<String>), String> {
         let program = command.get_program().to_string_lossy().into_owned();
         let failed = |error: io::Error| format!("{program}: {error}");
-        let mut child = command.stdout(Stdio::piped()).spawn().map_err(failed)?;
+        let mut child = command
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .map_err(failed)?;
+        let errors = child.stderr.take().map(|errors| {
+            thread::spawn(move || {
+                let mut kept = failures::Errors::default();
+                for line in BufReader::new(errors).split(b'\n').map_while(Result::ok) {
+                    let line = String::from_utf8_lossy(&line).into_owned();
+                    eprintln!("{line}");
+                    kept.read(line.trim_end());
+                }
+                kept
+            })
+        });
         let mut skipped = None;
         if let Some(output) = child.stdout.take() {
             for line in BufReader::new(output).split(b'\n') {
@@ -225,6 +243,9 @@ impl Run {
                     self.suites.push(line);
                 }
             }
+        }
+        if let Some(kept) = errors.and_then(|reader| reader.join().ok()) {
+            self.failures.append(kept);
         }
         Ok((child.wait().map_err(failed)?, skipped))
     }
@@ -398,39 +419,6 @@ fn tests(run: &mut Run) -> Result<Ended, String> {
     Ok(Ended::Passed)
 }
 
-/// The parts of the test harness's output that are about tests that failed. They are printed once more at the
-/// end of the run, where they are found among thousands of lines.
-#[derive(Debug, Default)]
-struct Failures {
-    lines: VecDeque<String>,
-    /// Whether the last line read belongs to such a part.
-    inside: bool,
-}
-
-impl Failures {
-    /// Number of lines that are kept; of more, the last ones.
-    const KEPT: usize = 200;
-
-    /// Reads one line of output.
-    fn read(&mut self, line: &str) {
-        match line {
-            "failures:" => self.inside = true,
-            _ if line.starts_with("test result:") => self.inside = false,
-            _ if self.inside && !line.is_empty() => {
-                self.lines.push_back(line.to_owned());
-                if self.lines.len() > Self::KEPT {
-                    self.lines.pop_front();
-                }
-            }
-            _ => {}
-        }
-    }
-
-    fn lines(&self) -> impl Iterator<Item = &String> {
-        self.lines.iter()
-    }
-}
-
 /// Adds up the suites' results, in the format of the test harness.
 fn summary(suites: &[String]) -> String {
     let count = |what: &str| -> u64 {
@@ -464,26 +452,6 @@ mod tests {
             summary(&suites),
             "test result: FAILED. 15 passed; 2 failed; 1 ignored; in 2 suites"
         );
-    }
-
-    #[test]
-    fn what_failed_is_kept_and_nothing_else() {
-        let mut failures = Failures::default();
-        for line in [
-            "test a ... FAILED",
-            "failures:",
-            "",
-            "---- a stdout ----",
-            "panicked at x",
-            "failures:",
-            "    a",
-            "test result: FAILED. 0 passed; 1 failed; 0 ignored",
-            "test b ... ok",
-        ] {
-            failures.read(line);
-        }
-        let kept: Vec<_> = failures.lines().collect();
-        assert_eq!(kept, ["---- a stdout ----", "panicked at x", "    a"]);
     }
 
     #[test]
