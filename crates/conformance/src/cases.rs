@@ -19,6 +19,7 @@ mod stale_keys;
 mod states;
 mod teardown;
 mod transfers;
+mod unreliable_connections;
 
 type Run = Box<dyn Fn(&mut CaseContext<'_>) -> Verdict + Send + Sync>;
 
@@ -109,6 +110,7 @@ pub fn cases() -> impl Iterator<Item = Case> {
         long_transfers::cases(),
         completion_channel::cases(),
         cq::cases(),
+        unreliable_connections::cases(),
         datagrams::cases(),
         limits::cases(),
         memory::cases(),

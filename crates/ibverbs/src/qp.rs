@@ -50,9 +50,10 @@ impl IbvQp {
         let context = &pd.context;
         let code = match init.qp_type {
             QpType::Rc => abi::QPT_RC,
+            QpType::Uc => abi::QPT_UC,
             QpType::Ud => abi::QPT_UD,
             _ => {
-                let what = "queue pairs of another type than RC and UD";
+                let what = "queue pairs of another type than RC, UC and UD";
                 return Err(ResourceError::Unsupported { what });
             }
         };
@@ -88,7 +89,8 @@ impl IbvQp {
             [send_cq.id(), recv_cq.id()],
         ));
         context.enter_qp(qp.qpn(), &life);
-        let rules = Rules::of(&caps, context.max_message(init.qp_type));
+        let mut rules = Rules::of(&caps, context.max_message(init.qp_type));
+        rules.may_read(init.qp_type.is_reliable());
         let own = Receives::Own(ObjectRef::of(&qp), post_recv);
         let receives =
             (srq.is_none()).then(|| RecvChain::new(own, caps.max_recv_wr, caps.max_recv_sge));

@@ -91,10 +91,10 @@ impl QpStateCache {
 
     /// Records that a request of the queue pair completed with the error `status`.
     pub(crate) fn request_failed(&self, status: Status) {
-        // A flush may be from before a reset, or from another queue pair of the same number. On a UD queue
+        // A flush may be from before a reset, or from another queue pair of the same number. On a UC or UD queue
         // pair, a failed send leads to SQE and a failed receive to ERROR (InfiniBand specification, section
         // 10.3.1), and a failed completion does not say which of the two it is.
-        let is_certain = self.qp_type == QpType::Rc && status != Status::Flushed;
+        let is_certain = self.qp_type.is_reliable() && status != Status::Flushed;
         let fails = |now, was_reset: bool| fails(now, QpState::Error).filter(|_| !was_reset);
         if !is_certain || !self.update(fails) {
             self.doubt();

@@ -43,10 +43,12 @@ impl QpLimits<'_> {
         if len > u64::from(self.max_message) {
             return Err(PostErrorKind::MessageTooLong(self.max_message));
         }
-        let is_rc = self.qp_type == QpType::Rc;
-        let reads = is_rc && !is_inline && self.max_rd_atomic > 0;
+        let is_connected = self.qp_type.is_connected();
+        let reads = self.qp_type.is_reliable() && !is_inline && self.max_rd_atomic > 0;
         let is_legal = match wr.op {
-            SendOp::Send | SendOp::SendImm(_) | SendOp::Write(_) | SendOp::WriteImm(..) => is_rc,
+            SendOp::Send | SendOp::SendImm(_) | SendOp::Write(_) | SendOp::WriteImm(..) => {
+                is_connected
+            }
             SendOp::SendTo(_) | SendOp::SendToImm(..) => self.qp_type == QpType::Ud,
             SendOp::Read(_) => reads,
             SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. } => reads && len == 8,

@@ -34,6 +34,8 @@ c_numbers! {
     IBV_SRQ_LIMIT as SRQ_LIMIT: c_int = 2;
     /// `QpInitAttr::qp_type`: reliable connection.
     IBV_QPT_RC as QPT_RC: c_int = 2;
+    /// `QpInitAttr::qp_type`: unreliable connection.
+    IBV_QPT_UC as QPT_UC: c_int = 3;
     /// `QpInitAttr::qp_type`: unreliable datagram.
     IBV_QPT_UD as QPT_UD: c_int = 4;
     /// `SendWr::send_flags`: the payload is copied into the request (inline).

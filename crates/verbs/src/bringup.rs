@@ -1,4 +1,4 @@
-//! Connects two RC queue pairs over any byte stream.
+//! Connects two RC or two UC queue pairs over any byte stream.
 //!
 //! A sans-I/O byte state machine, and the only way Headworks brings up a queue pair. Each side sends one
 //! [`Hello`]: its address on the network, and an opaque payload for the layer above, such as the keys of a
@@ -21,7 +21,7 @@ use crate::device::DeviceInfo;
 use crate::error::ModifyError;
 use crate::memory_region::Access;
 use crate::qp_state::QpState;
-use crate::queue_pair::{QpAttr, QueuePair, RnrTimer};
+use crate::queue_pair::{QpAttr, QpType, QueuePair, RnrTimer};
 
 /// First bytes of the exchange.
 const MAGIC: [u8; 4] = *b"HWbu";
@@ -160,6 +160,8 @@ impl fmt::Display for ProviderKind {
 /// Access rights, timeouts and retries of the connection, as QP attributes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConnectionParams {
+    /// The transport of both queue pairs, RC or UC. A UC connection uses none of the timeouts and retries.
+    pub qp_type: QpType,
     /// Access of the peer through the queue pair.
     pub access: Access,
     /// ACK timeout, 4.096 µs × 2^timeout.
@@ -176,6 +178,7 @@ impl Default for ConnectionParams {
     /// Gives up a silent peer after 8 tries of 67 ms each; retries for ever on RNR.
     fn default() -> Self {
         Self {
+            qp_type: QpType::Rc,
             access: Access::ALL,
             timeout: 14,
             retry_count: 7,
@@ -403,6 +406,8 @@ impl BringUp {
 
     fn connect(&self, qp: &mut dyn QueuePair, peer: &Hello) -> Result<(), BringUpError> {
         self.check_reachable(peer)?;
+        // A UC queue pair is refused the attributes of acknowledgements, READs and atomics.
+        let is_reliable = self.params.qp_type.is_reliable();
         qp.modify(&QpAttr {
             state: Some(QpState::Rtr),
             dest_gid: Some(peer.gid),
@@ -410,17 +415,17 @@ impl BringUp {
             dest_qpn: Some(peer.qpn),
             rq_psn: Some(peer.psn),
             path_mtu: Some(self.mtu.min(peer.mtu)),
-            max_dest_rd_atomic: Some(self.max_rd_atomic),
-            min_rnr_timer: Some(self.params.min_rnr_timer),
+            max_dest_rd_atomic: is_reliable.then_some(self.max_rd_atomic),
+            min_rnr_timer: is_reliable.then_some(self.params.min_rnr_timer),
             ..QpAttr::default()
         })?;
         qp.modify(&QpAttr {
             state: Some(QpState::Rts),
             sq_psn: Some(self.psn),
-            timeout: Some(self.params.timeout),
-            retry_count: Some(self.params.retry_count),
-            rnr_retry: Some(self.params.rnr_retry),
-            max_rd_atomic: Some(self.max_rd_atomic.min(peer.max_rd_atomic)),
+            timeout: is_reliable.then_some(self.params.timeout),
+            retry_count: is_reliable.then_some(self.params.retry_count),
+            rnr_retry: is_reliable.then_some(self.params.rnr_retry),
+            max_rd_atomic: is_reliable.then_some(self.max_rd_atomic.min(peer.max_rd_atomic)),
             ..QpAttr::default()
         })?;
         Ok(())

@@ -1,4 +1,4 @@
-//! Queue pair states, and the legal transitions with their attributes, for RC and UD (InfiniBand
+//! Queue pair states, and the legal transitions with their attributes, for RC, UC and UD (InfiniBand
 //! specification, volume 1, section 10.3.1 and table 91).
 
 use core::fmt;
@@ -21,7 +21,7 @@ pub enum QpState {
     Rts = 3,
     /// Send queue drained.
     Sqd = 4,
-    /// Send queue error (unconnected types only).
+    /// Send queue error (UC and UD only).
     Sqe = 5,
     /// Error: everything posted is flushed.
     Error = 6,
@@ -169,6 +169,28 @@ fn rc_transition(from: QpState, to: QpState) -> Option<(AttrMask, AttrMask)> {
     })
 }
 
+/// The required and optional attributes of a UC transition: those of RC without what serves acknowledgements, READs
+/// and atomics. A failed request moves the queue pair to SQE, from which it can return to RTS.
+fn uc_transition(from: QpState, to: QpState) -> Option<(AttrMask, AttrMask)> {
+    use QpState::{Error, Init, Reset, Rtr, Rts, Sqd, Sqe};
+    Some(match (from, to) {
+        (_, Reset | Error) => (AttrMask::NONE, AttrMask::NONE),
+        (Reset, Init) => (AttrMask::ACCESS, AttrMask::NONE),
+        (Init, Init) => (AttrMask::NONE, AttrMask::ACCESS),
+        (Init, Rtr) => (
+            AttrMask::DEST_GID
+                .or(AttrMask::DEST_QPN)
+                .or(AttrMask::RQ_PSN)
+                .or(AttrMask::PATH_MTU),
+            AttrMask::ACCESS.or(AttrMask::DEST_LID),
+        ),
+        (Rtr, Rts) => (AttrMask::SQ_PSN, AttrMask::ACCESS),
+        (Rts | Sqd | Sqe, Rts) | (Sqd, Sqd) => (AttrMask::NONE, AttrMask::ACCESS),
+        (Rts, Sqd) => (AttrMask::NONE, AttrMask::NONE),
+        _ => return None,
+    })
+}
+
 /// The required and optional attributes of a UD transition; UD has no peer, so none of them names one. A
 /// failed request moves the queue pair to SQE, from which it can return to RTS.
 fn ud_transition(from: QpState, to: QpState) -> Option<(AttrMask, AttrMask)> {
@@ -195,6 +217,7 @@ pub fn check_transition(
     let given = attr.mask();
     let transition = match qp_type {
         QpType::Rc => rc_transition(from, to),
+        QpType::Uc => uc_transition(from, to),
         QpType::Ud => ud_transition(from, to),
     };
     let (required, optional) = transition.ok_or(ModifyError::Transition { from, to })?;
@@ -282,6 +305,39 @@ mod tests {
             }
         }
         assert_eq!(QpState::from_code(7), None);
+    }
+
+    #[test]
+    fn an_unreliable_connection_has_a_peer_and_nothing_for_acknowledgements() {
+        let uc = |from, attr: &QpAttr| check_transition(QpType::Uc, from, attr);
+        let Err(ModifyError::Attributes {
+            missing, illegal, ..
+        }) = uc(QpState::Init, &to_rtr())
+        else {
+            panic!("must be refused")
+        };
+        let of_reads = AttrMask::MAX_DEST_RD_ATOMIC.or(AttrMask::MIN_RNR_TIMER);
+        assert_eq!((missing, illegal), (AttrMask::NONE, of_reads));
+        let rtr = QpAttr {
+            max_dest_rd_atomic: None,
+            min_rnr_timer: None,
+            ..to_rtr()
+        };
+        assert_eq!(uc(QpState::Init, &rtr), Ok(QpState::Rtr));
+        assert!(check_rc(QpState::Init, &rtr).is_err());
+        let rts = QpAttr {
+            sq_psn: Some(Psn::truncated(1)),
+            ..QpAttr::to_state(QpState::Rts)
+        };
+        assert_eq!(uc(QpState::Rtr, &rts), Ok(QpState::Rts));
+        let with_timeout = QpAttr {
+            timeout: Some(14),
+            ..rts
+        };
+        assert!(uc(QpState::Rtr, &with_timeout).is_err());
+        let again = QpAttr::to_state(QpState::Rts);
+        assert_eq!(uc(QpState::Sqe, &again), Ok(QpState::Rts));
+        assert!(uc(QpState::Rts, &QpAttr::to_state(QpState::Sqe)).is_err());
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! Queue pairs and shared receive queues.
 
+use core::fmt;
 use std::sync::Arc;
 
 use crate::address::{Gid, Lid, Mtu, Psn, Qpn};
@@ -19,8 +20,42 @@ pub enum QpType {
     /// Reliable connection.
     #[default]
     Rc,
+    /// Unreliable connection: SENDs and WRITEs without acknowledgement. A message that the responder cannot take
+    /// (no receive is posted, a receive too short, a key or a right is missing, no such queue pair) is lost in
+    /// silence. A request completes when it was sent. READs and atomics are refused.
+    Uc,
     /// Unreliable datagram.
     Ud,
+}
+
+impl QpType {
+    /// Whether a queue pair has one peer, that it is connected to.
+    #[inline]
+    pub const fn is_connected(self) -> bool {
+        !matches!(self, Self::Ud)
+    }
+
+    /// Whether the responder acknowledges requests: a request that it refuses ends in error, and one that is lost is
+    /// repeated.
+    #[inline]
+    pub const fn is_reliable(self) -> bool {
+        matches!(self, Self::Rc)
+    }
+
+    /// The name of libibverbs, in capitals.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Rc => "RC",
+            Self::Uc => "UC",
+            Self::Ud => "UD",
+        }
+    }
+}
+
+impl fmt::Display for QpType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
 }
 
 /// Sizes of a queue pair. A device may grant more than asked for.

@@ -31,13 +31,17 @@ macro_rules! written {
     };
 }
 
+/// The transports, by the numbers that stand for them in messages.
+const QP_TYPES: [QpType; 3] = [QpType::Rc, QpType::Ud, QpType::Uc];
+
 written!(access: Access as u32, |a| a.bits(), |n| Some(Access::from_bits_truncate(n)));
 written!(state: QpState as u8, |s| *s as u8, QpState::from_code);
 written!(status: Status as u8, |s| *s as u8, |n| Some(Status::from_code(n)));
 written!(opcode: Opcode as u8, |o| *o as u8, |n| Some(Opcode::from_code(n)));
 written!(mtu: Mtu as u8, |m| m.code(), Mtu::from_code);
 written!(instant: Instant as u64, |i| i.nanos(), |n| Some(Instant::from_nanos(n)));
-written!(qp_type: QpType as bool, |t| *t == QpType::Ud, |ud| Some(if ud { QpType::Ud } else { QpType::Rc }));
+written!(qp_type: QpType as u8, |t| QP_TYPES.iter().position(|is| is == t).unwrap_or(0) as u8,
+|number| QP_TYPES.get(usize::from(number)).copied());
 written!(promises: Promises as (bool, bool, u32),
 |p| (p.ordered_between_writes, p.atomic_aligned_8, p.in_order_within_write),
 |(ordered_between_writes, atomic_aligned_8, in_order_within_write)| Some(Promises {

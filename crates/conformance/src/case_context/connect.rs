@@ -178,12 +178,14 @@ impl CaseContext<'_> {
     pub fn rtr_attr(&self, side: QpFixture, options: &QpOptions) -> Result<QpAttr, String> {
         let facts = self.facts(side.host)?;
         let most = facts.limits.max_rd_atomic;
+        // A UC queue pair is refused the attributes of acknowledgements, READs and atomics.
+        let is_reliable = options.qp_type.is_reliable();
         Ok(QpAttr {
             state: Some(QpState::Rtr),
             rq_psn: Some(Psn::truncated(self.psn)),
             path_mtu: Some(facts.mtu),
-            max_dest_rd_atomic: Some(options.max_dest_rd_atomic.unwrap_or(most)),
-            min_rnr_timer: Some(options.min_rnr_timer),
+            max_dest_rd_atomic: is_reliable.then_some(options.max_dest_rd_atomic.unwrap_or(most)),
+            min_rnr_timer: is_reliable.then_some(options.min_rnr_timer),
             ..QpAttr::default()
         })
     }
@@ -191,13 +193,14 @@ impl CaseContext<'_> {
     /// Returns the attributes for the transition from RTR to RTS.
     pub fn rts_attr(&self, side: QpFixture, options: &QpOptions) -> Result<QpAttr, String> {
         let most = self.facts(side.host)?.limits.max_rd_atomic;
+        let is_reliable = options.qp_type.is_reliable();
         Ok(QpAttr {
             state: Some(QpState::Rts),
             sq_psn: Some(Psn::truncated(self.psn)),
-            timeout: Some(options.timeout),
-            retry_count: Some(options.retry_count),
-            rnr_retry: Some(options.rnr_retry),
-            max_rd_atomic: Some(options.max_rd_atomic.unwrap_or(most)),
+            timeout: is_reliable.then_some(options.timeout),
+            retry_count: is_reliable.then_some(options.retry_count),
+            rnr_retry: is_reliable.then_some(options.rnr_retry),
+            max_rd_atomic: is_reliable.then_some(options.max_rd_atomic.unwrap_or(most)),
             ..QpAttr::default()
         })
     }

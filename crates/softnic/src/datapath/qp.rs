@@ -89,7 +89,9 @@ pub(crate) struct QpCore {
     hostile: Option<Box<HostileQp>>,
     /// Set by each look of the progress thread, and cleared when pending requests are executed.
     pub(crate) rests: AtomicBool,
-    /// Total number of receives posted again after a dead sender of datagrams had claimed them.
+    /// Set once an unreliable connection has taken back what its dead peer held. It then goes on without one.
+    outlived: AtomicBool,
+    /// Total number of receives posted again after a dead sender had claimed them.
     rq_reposted: AtomicU64,
 }
 
@@ -170,6 +172,12 @@ impl QpCore {
     #[inline]
     pub(crate) fn is_datagrams(&self) -> bool {
         self.qp_type == QpType::Ud
+    }
+
+    /// Returns whether its peer refuses requests and notices lost ones (RC).
+    #[inline]
+    pub(crate) fn is_reliable(&self) -> bool {
+        self.qp_type.is_reliable()
     }
 
     /// Returns the position at which the next receive is posted.
@@ -270,13 +278,13 @@ impl QpCore {
         self.context.progress.watch();
     }
 
-    /// Handles a failed send request: moves the queue pair to the error state or, if it is UD, to SQE.
+    /// Handles a failed send request: moves the queue pair to the error state or, if it is unreliable, to SQE.
     #[cold]
     fn fail_send(&self) {
-        if self.is_datagrams() {
-            self.row().stop_sending(self.generation());
-        } else {
+        if self.is_reliable() {
             self.fail();
+        } else {
+            self.row().stop_sending(self.generation());
         }
     }
 
@@ -369,6 +377,10 @@ impl PostCall<'_> {
             return false;
         }
         let how = (imm, wr.flags.contains(SendFlags::SOLICITED));
+        // A message that does not fit must leave the receive of an unreliable connection where it is.
+        if !self.core.is_reliable() {
+            return false;
+        }
         let Some(outcome) = self.engine.send_short(from, how, progress) else {
             return false;
         };
@@ -406,7 +418,7 @@ impl PostCall<'_> {
         if QpCore::is_full(self.core.row(), *self.posted, self.caps) {
             return Err(PostErrorKind::QueueFull);
         }
-        let request = Request::check(wr, self.caps, self.core.is_datagrams(), self.may_read)?;
+        let request = Request::check(wr, self.caps, self.core.qp_type, self.may_read)?;
         if let Some(hostile) = &self.core.hostile {
             let signaled = self.core.signal_all || wr.flags.contains(SendFlags::SIGNALED);
             let number = (*self.posted + 1, wr.wr_id);

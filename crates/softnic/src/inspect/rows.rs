@@ -6,7 +6,7 @@ use std::sync::atomic::fence;
 
 use headworks_shm::slot_queue::len_hint_at;
 use headworks_shm::{DescriptorClient, SharedSegment, ShmSafe};
-use headworks_verbs::{QpState, QpType};
+use headworks_verbs::QpState;
 
 use super::{
     CompletionQueueSnapshot, CountAndBytes, HostNames, PeerSnapshot, QueuePairSnapshot,
@@ -16,7 +16,7 @@ use crate::table::addresses::key_of;
 use crate::table::descriptors::DescriptorKind;
 use crate::table::rows::{
     CqRow, CqSlot, LIMIT_REACHED, MAX_CQ, MAX_QP, MAX_REGION, MAX_SEGMENT, MAX_SRQ, NO_ROW, QpRow,
-    QueueLocation, RecvSlot, SrqRow, Table,
+    QueueLocation, RecvSlot, SrqRow, Table, transport_of,
 };
 
 /// Maximum number of segments kept mapped while a table is read: a broken table may name thousands.
@@ -97,10 +97,7 @@ fn queue_pair(row: &QpRow, names: &HostNames) -> Option<QueuePairSnapshot> {
     let srq = row.srq.load(Relaxed);
     let read = QueuePairSnapshot {
         qpn: row.qpn.load(Relaxed),
-        qp_type: match row.datagrams.load(Relaxed) {
-            0 => QpType::Rc,
-            _ => QpType::Ud,
-        },
+        qp_type: transport_of(row.transport.load(Relaxed)).unwrap_or_default(),
         state,
         peer,
         send_cq: row.send_cq.load(Relaxed),

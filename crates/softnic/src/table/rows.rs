@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 
 use headworks_shm::{EventCount, SenderRow, SharedSegment, ShmSafe, asymmetric_fence};
-use headworks_verbs::{CqCounters, Opcode, QpCounters, QpState, Sge, Status};
+use headworks_verbs::{CqCounters, Opcode, QpCounters, QpState, QpType, Sge, Status};
 
 /// Maximum number of queue pairs of one context.
 pub(crate) const MAX_QP: usize = 4096;
@@ -136,6 +136,25 @@ pub(crate) const LIMIT_REACHED: u32 = 1 << 31;
 /// The type of word that `headworks_shm::lane` works on; under its models it is a modelled atomic.
 pub(crate) type RetiredWord = headworks_shm::primitive::AtomicU64;
 
+/// Returns the word that stands for `qp_type` in [`QpRow::transport`].
+pub(crate) const fn transport_code(qp_type: QpType) -> u8 {
+    match qp_type {
+        QpType::Ud => 1,
+        QpType::Uc => 2,
+        _ => 0,
+    }
+}
+
+/// Returns the transport that `code` stands for; `None` if it stands for none.
+pub(crate) const fn transport_of(code: u8) -> Option<QpType> {
+    Some(match code {
+        0 => QpType::Rc,
+        1 => QpType::Ud,
+        2 => QpType::Uc,
+        _ => return None,
+    })
+}
+
 /// A queue pair. `life` is generation << 8 | state.
 #[repr(C, align(64))]
 pub(crate) struct QpRow {
@@ -152,8 +171,8 @@ pub(crate) struct QpRow {
     /// READs and atomics of the peer that may be outstanding; 0: none are answered. Written by the owner,
     /// read by the peer when it connects.
     pub(crate) max_dest_rd_atomic: AtomicU8,
-    /// 1 for a UD queue pair.
-    pub(crate) datagrams: AtomicU8,
+    /// The transport: a [`transport_code`].
+    pub(crate) transport: AtomicU8,
     pub(crate) recv_cq: AtomicU32,
     pub(crate) srq: AtomicU32,
     /// The Q_Key that datagrams must carry.

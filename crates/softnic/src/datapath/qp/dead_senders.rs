@@ -62,6 +62,16 @@ impl QueuePairs {
         !self.late().is_empty()
     }
 
+    /// Notes a receive of `core` that found no free slot. It is posted again later.
+    pub(super) fn post_later(&self, core: &Arc<QpCore>, position: u64, receive: RecvSlot) {
+        self.late().push(DeferredRepost {
+            core: Arc::downgrade(core),
+            generation: core.generation(),
+            position,
+            receive,
+        });
+    }
+
     fn post_late(&self) {
         self.late().retain(|late| match late.core.upgrade() {
             Some(core) if core.generation() == late.generation => {
@@ -190,12 +200,7 @@ impl UnfinishedDelivery for DeadSenderState<'_> {
         for core in cores {
             for (position, receive) in core.take_back_from(self.who) {
                 if !completed && !core.post_again(position, &receive) {
-                    self.cleanup.queue_pairs.late().push(DeferredRepost {
-                        core: Arc::downgrade(core),
-                        generation: core.generation(),
-                        position,
-                        receive,
-                    });
+                    self.cleanup.queue_pairs.post_later(core, position, receive);
                 }
             }
         }

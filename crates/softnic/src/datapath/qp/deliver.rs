@@ -7,6 +7,7 @@
 //! not completed; if it was claimed for a datagram, the peer posts it again. No receive is lost or
 //! completes twice.
 
+use std::fmt;
 use std::sync::atomic::Ordering;
 
 use headworks_shm::slot_queue::{ConditionalPop, PopClaim};
@@ -48,11 +49,28 @@ impl ReceiveClaim {
                 Ok(Self { receive, pop })
             }
             Ok(None) => Err(Outcome::NoReceive(remote_qp.rnr_timer())),
-            Err(error) => {
-                tracing::warn!(%error, "the peer's receive queue is corrupt");
-                remote_qp.fail_peer();
-                Err(Outcome::Failed(Status::RemoteOperation))
+            Err(error) => Err(corrupt(remote_qp, &error)),
+        }
+    }
+
+    /// Takes the next receive of the peer of an unreliable connection, for a message of `len` bytes. A receive that is too short
+    /// stays posted for the next message (class D of the responder's errors, 9.9.3); one of an SRQ is taken all the same. The
+    /// error is [`Outcome::NoReceive`] if no receive is posted, or if it stays.
+    pub(super) fn take_long_enough(remote_qp: &RemoteQp, len: u64) -> Result<Self, Outcome> {
+        let queue = &remote_qp.receives.slots;
+        let fits = |receive: &RecvSlot| remote_qp.srq().is_some() || receive.room() >= len;
+        match queue.claim_pop_if(remote_qp.slot, fits) {
+            Ok(ConditionalPop::Taken(pop)) => {
+                crash_points::at("taken");
+                let receive = queue.value_prefix(&pop);
+                note_taken(remote_qp, &pop);
+                crash_points::at("noted");
+                Ok(Self { receive, pop })
             }
+            Ok(ConditionalPop::Rejected | ConditionalPop::Empty) => {
+                Err(Outcome::NoReceive(remote_qp.rnr_timer()))
+            }
+            Err(error) => Err(corrupt(remote_qp, &error)),
         }
     }
 
@@ -254,6 +272,14 @@ impl ReceiveClaim {
         }
         pushed
     }
+}
+
+/// Fails the peer's queue pair, whose receive queue is corrupt. Returns the outcome of the request that found it.
+#[cold]
+fn corrupt(remote_qp: &RemoteQp, error: &dyn fmt::Display) -> Outcome {
+    tracing::warn!(%error, "the peer's receive queue is corrupt");
+    remote_qp.fail_peer();
+    Outcome::Failed(Status::RemoteOperation)
 }
 
 /// Returns the protection domain of the peer's receives.

@@ -2,8 +2,8 @@
 //! executes waiting requests.
 
 use headworks_verbs::{
-    Access, Opcode, Payload, PostErrorKind, QpCaps, RnrTimer, SendFlags, SendOp, SendWr, Sge,
-    Status,
+    Access, Opcode, Payload, PostErrorKind, QpCaps, QpType, RnrTimer, SendFlags, SendOp, SendWr,
+    Sge, Status,
 };
 
 use headworks_shm::asymmetric_fence;
@@ -55,6 +55,23 @@ pub(crate) enum Outcome {
     Called,
     /// The request ended with this error.
     Failed(Status),
+}
+
+impl Outcome {
+    /// Returns what the initiator of an unreliable connection (UC) sees: a message that the responder does not take is lost, and
+    /// its request is done.
+    fn of_unreliable(self) -> Self {
+        match self {
+            Self::NoReceive(_) | Self::NotReady => Self::Done,
+            Self::Failed(
+                Status::RemoteInvalidRequest
+                | Status::RemoteAccess
+                | Status::RemoteOperation
+                | Status::RetryExceeded,
+            ) => Self::Done,
+            other => other,
+        }
+    }
 }
 
 /// How far a request has been executed.
@@ -115,7 +132,7 @@ impl<'a> Request<'a> {
     pub(crate) fn check(
         wr: &SendWr<'a>,
         caps: &QpCaps,
-        is_datagrams: bool,
+        qp_type: QpType,
         may_read: bool,
     ) -> Result<Self, PostErrorKind> {
         let len = match wr.payload {
@@ -136,6 +153,7 @@ impl<'a> Request<'a> {
         if len > u64::from(MAX_MESSAGE) {
             return Err(PostErrorKind::MessageTooLong(MAX_MESSAGE));
         }
+        let is_datagrams = qp_type == QpType::Ud;
         let legal = match wr.op {
             SendOp::SendTo(_) | SendOp::SendToImm(..) => is_datagrams,
             // UD queue pairs send datagrams only, and every datagram needs a destination.
@@ -319,7 +337,13 @@ impl Engine {
             return datagrams.send(core, request, progress.lost, &mut self.local);
         }
         self.look_up(core);
-        match &self.remote_qp {
+        if self.remote_qp.as_ref().is_some_and(|peer| !peer.is_up()) && !core.is_reliable() {
+            // What is not begun goes to the connection that the peer has now.
+            self.reconnect(progress);
+            self.look_up(core);
+        }
+        let is_ahead = progress.ahead;
+        let outcome = match &self.remote_qp {
             None => Outcome::NotReady,
             Some(remote_qp) if remote_qp.is_up() => {
                 if progress.connection != remote_qp.generation() {
@@ -334,6 +358,10 @@ impl Engine {
                 self.execute_any(core, request, progress, budget)
             }
             Some(_) => self.reconnect(progress),
+        };
+        match core.is_reliable() || is_ahead {
+            true => outcome,
+            false => outcome.of_unreliable(),
         }
     }
 
@@ -493,7 +521,8 @@ impl Engine {
         budget: usize,
     ) -> Outcome {
         match progress.called {
-            Some(call) => self.receive(core, request, progress, call),
+            Some(call) if core.is_reliable() => self.receive(core, request, progress, call),
+            Some(call) => self.receive(core, request, progress, call).of_unreliable(),
             None => match self.execute(core, request, progress, budget) {
                 Outcome::Ask(call) => self.ask(core, request, progress, call),
                 other => other,
@@ -507,12 +536,12 @@ impl Engine {
         self.remote_qp.as_ref().map(RemoteQp::rnr_timer)
     }
 
-    /// Moves the peer's queue pair to the error state, if it is there.
+    /// Has an injected fault refuse a request: moves the peer's queue pair to the error state, if it is there and reliable.
     #[cold]
     pub(crate) fn fail_peer(&mut self, core: &QpCore) {
         self.look_up(core);
         if let Some(remote_qp) = &self.remote_qp {
-            remote_qp.fail_peer();
+            remote_qp.refuse();
         }
     }
 

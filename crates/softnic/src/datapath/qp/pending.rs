@@ -264,7 +264,10 @@ impl Pending {
         now: Instant,
     ) -> Result<Option<Status>, NextStep> {
         if core.peer_is_dead() {
-            return Ok(Some(Status::RetryExceeded));
+            return Ok(Some(match core.is_reliable() {
+                true => Status::RetryExceeded,
+                false => Status::Success,
+            }));
         }
         let give_up = self.patience().map_or(Instant::FAR_FUTURE, |d| now + d);
         let Backlog { engine, stall, .. } = self.backlog();
@@ -514,7 +517,7 @@ impl QpCore {
 
     /// Returns whether it has a peer, in whatever state it is.
     fn was_connected(&self) -> bool {
-        !self.is_datagrams() && self.row().dest_qpn.load(Ordering::Relaxed) != NO_ROW
+        self.qp_type.is_connected() && self.row().dest_qpn.load(Ordering::Relaxed) != NO_ROW
     }
 
     /// Returns whether the process at the other end is known to be dead.
@@ -639,11 +642,24 @@ impl QpCore {
 
     /// Returns whether it is connected to a peer that is gone.
     fn has_lost_peer(&self) -> bool {
-        self.is_connected() && self.peer_is_gone()
+        self.is_connected() && self.peer_is_gone() && !self.outlived.load(Ordering::Acquire)
     }
 
-    /// If the peer died: moves to the error state, recovers what the peer held, and flushes.
-    pub(crate) fn end_if_peer_left(&self) {
+    /// Goes on without the dead peer of an unreliable connection, which nobody tells of the death. The receives that
+    /// the peer had taken are posted again: their messages are incomplete, and lost.
+    fn outlive_peer(self: &Arc<Self>) {
+        for (position, receive) in self.take_back() {
+            if !self.post_again(position, &receive) {
+                self.siblings.post_later(self, position, receive);
+            }
+        }
+        self.outlived.store(true, Ordering::Release);
+        self.wake_waiters();
+    }
+
+    /// If the peer died: moves to the error state, recovers what the peer held, and flushes. An unreliable connection stays as it
+    /// is.
+    pub(crate) fn end_if_peer_left(self: &Arc<Self>) {
         if !self.has_lost_peer() {
             return;
         }
@@ -651,6 +667,9 @@ impl QpCore {
         // The thread that had the lock may have connected it to another peer.
         if !self.has_lost_peer() {
             return;
+        }
+        if !self.is_reliable() {
+            return self.outlive_peer();
         }
         // The request in progress ends as with a peer that stays silent; the rest is flushed.
         if !pending.is_empty() && self.state() == QpState::Rts {

@@ -3,13 +3,13 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use headworks_verbs::{Access, QpState, RnrTimer};
+use headworks_verbs::{Access, QpState, QpType, RnrTimer};
 
 use super::QpCore;
 use crate::datapath::cq::CqPort;
 use crate::table::addresses::slot_of;
 use crate::table::peer::{Peer, Queue};
-use crate::table::rows::{NO_ROW, QpLife, QpRow, RecvSlot, RowRef, SrqRow};
+use crate::table::rows::{NO_ROW, QpLife, QpRow, RecvSlot, RowRef, SrqRow, transport_of};
 
 /// A checked path to the peer's queue pair.
 pub(crate) struct RemoteQp {
@@ -27,6 +27,8 @@ pub(crate) struct RemoteQp {
     pub(crate) full_fences: bool,
     /// Whether the peer's queue pair answers READs and atomics.
     pub(crate) answers_reads: bool,
+    /// Whether the connection is reliable (RC): an illegal request fails the peer's queue pair. Otherwise the request is lost.
+    pub(crate) is_reliable: bool,
 }
 
 impl RemoteQp {
@@ -59,7 +61,7 @@ impl RemoteQp {
         let life = theirs.life();
         let there = life.state().can_receive()
             && theirs.qpn.load(Ordering::Relaxed) == qpn
-            && theirs.datagrams.load(Ordering::Relaxed) == 1;
+            && theirs.transport() == Some(QpType::Ud);
         if !there {
             return None;
         }
@@ -67,6 +69,7 @@ impl RemoteQp {
     }
 
     fn open(peer: &Arc<Peer>, theirs: RowRef<QpRow>, slot: usize, life: QpLife) -> Option<Self> {
+        let is_reliable = theirs.transport().is_some_and(QpType::is_reliable);
         let srq = theirs.srq.load(Ordering::Relaxed);
         let receives = match srq {
             NO_ROW => peer.queue(&theirs.receive_queue)?,
@@ -81,6 +84,7 @@ impl RemoteQp {
             recv_cq: CqPort::shared(peer, theirs.recv_cq.load(Ordering::Relaxed))?,
             full_fences: peer.table.full_fences().load(Ordering::Relaxed) != 0,
             answers_reads: theirs.max_dest_rd_atomic.load(Ordering::Relaxed) > 0,
+            is_reliable,
             row: theirs,
             peer: peer.clone(),
         })
@@ -130,8 +134,16 @@ impl RemoteQp {
         RnrTimer::new(code).unwrap_or_default()
     }
 
-    /// Moves the responder's queue pair to the error state, as an illegal request does. Returns whether
-    /// this call did.
+    /// Handles an illegal request: it moves the responder's queue pair to the error state. One of an unreliable connection is
+    /// lost and has no effect (class D of the responder's errors, 9.9.3).
+    #[cold]
+    pub(crate) fn refuse(&self) {
+        if self.is_reliable {
+            self.fail_peer();
+        }
+    }
+
+    /// Moves the responder's queue pair to the error state. Returns whether this call did.
     #[cold]
     pub(crate) fn fail_peer(&self) -> bool {
         let first = self.row().fail(self.generation());
@@ -145,24 +157,31 @@ impl RemoteQp {
 
 impl QpRow {
     /// Returns whether this row, of the context that `core` is connected to, accepts requests from `core`.
-    /// It compares what tells a NIC as much: GID, QPN and packet sequence numbers.
+    /// It compares what tells a NIC as much: transport, GID, QPN and packet sequence numbers. The responder of an unreliable
+    /// connection takes the number of each message's first packet as it comes (9.8.3.1).
     fn takes_from(&self, core: &QpCore) -> bool {
         let word = |word: &AtomicU32| word.load(Ordering::Relaxed);
         let ours = core.row();
-        self.names(core) && word(&ours.sq_psn) == word(&self.rq_psn)
+        self.names(core) && (!core.is_reliable() || word(&ours.sq_psn) == word(&self.rq_psn))
+    }
+
+    /// Returns the transport of the queue pair. `None` if the word is none: the peer writes it.
+    fn transport(&self) -> Option<QpType> {
+        transport_of(self.transport.load(Ordering::Relaxed))
     }
 
     /// Returns whether this row, of the context that `core` is connected to, sends requests to `core`.
     pub(crate) fn sends_to(&self, core: &QpCore) -> bool {
         let word = |word: &AtomicU32| word.load(Ordering::Relaxed);
         let ours = core.row();
-        self.names(core) && word(&self.sq_psn) == word(&ours.rq_psn)
+        self.names(core) && (!core.is_reliable() || word(&self.sq_psn) == word(&ours.rq_psn))
     }
 
     /// Returns whether this row and `core` name each other as destination.
     fn names(&self, core: &QpCore) -> bool {
         let word = |word: &AtomicU32| word.load(Ordering::Relaxed);
-        word(&self.qpn) == word(&core.row().dest_qpn)
+        self.transport() == Some(core.qp_type)
+            && word(&self.qpn) == word(&core.row().dest_qpn)
             && word(&self.dest_qpn) == core.qpn
             && self.dest_gid.load(Ordering::Relaxed) == core.context.host.0
     }

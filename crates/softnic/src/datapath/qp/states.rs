@@ -19,7 +19,7 @@ use crate::datapath::srq::{ReceiveQueue, SoftSrq};
 use crate::table::addresses::{PeerKey, host_of, key_of};
 use crate::table::initiator::{self, Initiator};
 use crate::table::peer::Peer;
-use crate::table::rows::{MAX_SGE, NO_ROW, QpLife};
+use crate::table::rows::{MAX_SGE, NO_ROW, QpLife, transport_code};
 
 /// Low bits of a generation; they number the connections of one queue pair.
 const CONNECTION_BITS: u32 = 16;
@@ -79,8 +79,8 @@ impl SoftQp {
         row.dest_qpn.store(NO_ROW, Ordering::Relaxed);
         row.pd.store(pd, Ordering::Relaxed);
         row.qkey.store(0, Ordering::Relaxed);
-        row.datagrams
-            .store((init.qp_type == QpType::Ud).into(), Ordering::Relaxed);
+        row.transport
+            .store(transport_code(init.qp_type), Ordering::Relaxed);
         row.recv_cq.store(recv_cq.row, Ordering::Relaxed);
         row.srq
             .store(srq.as_ref().map_or(NO_ROW, |s| s.row), Ordering::Relaxed);
@@ -115,6 +115,7 @@ impl SoftQp {
                 .as_ref()
                 .map(|hostility| Box::new(HostileQp::new(hostility))),
             rests: AtomicBool::new(false),
+            outlived: AtomicBool::new(false),
             rq_reposted: AtomicU64::new(0),
         });
         siblings.enter(&core);
@@ -126,7 +127,7 @@ impl SoftQp {
             engine: Engine::default(),
             posted: 0,
             rts,
-            may_read: true,
+            may_read: init.qp_type.is_reliable(),
         })
     }
 
@@ -185,6 +186,7 @@ impl SoftQp {
                 core.set_peer(None);
                 core.set_dest(None);
                 core.settled.store(false, Ordering::Release);
+                core.outlived.store(false, Ordering::Release);
                 self.engine = Engine::default();
                 if core.is_datagrams() {
                     // The progress thread detaches peers that no queue pair sends to any more.
@@ -338,9 +340,9 @@ impl QpCore {
 
 /// Returns the requested sizes if the type is supported and they are within the device's limits.
 pub(crate) fn checked_caps(context: &Context, init: &QpInit) -> Result<QpCaps, ResourceError> {
-    if !matches!(init.qp_type, QpType::Rc | QpType::Ud) {
+    if !matches!(init.qp_type, QpType::Rc | QpType::Uc | QpType::Ud) {
         return Err(ResourceError::Unsupported {
-            what: "queue pairs of a type other than RC and UD",
+            what: "queue pairs of a type other than RC, UC and UD",
         });
     }
     let limits = &context.info.limits;

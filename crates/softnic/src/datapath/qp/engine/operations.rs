@@ -1,6 +1,6 @@
 //! The operations of connected queue pairs, in any number of steps.
 
-use headworks_verbs::{Access, RemoteAddr, Status};
+use headworks_verbs::{Access, RemoteAddr, SendOp, Status};
 
 use super::{Outcome, QpCore, ReceiveClaim, RemoteQp, Request, RequestProgress};
 use crate::crash_points;
@@ -129,7 +129,11 @@ impl Operation<'_> {
                 if let Some(claim) = self.progress.claim.take() {
                     claim.fail(remote_qp, status);
                 }
-                remote_qp.fail_peer();
+                // Too short a receive of an SRQ is not fatal to an unreliable connection: class E of the responder's
+                // errors (9.9.3) ends the receive only.
+                if remote_qp.is_reliable || status != Status::LocalLength {
+                    remote_qp.fail_peer();
+                }
                 return Outcome::Failed(ours);
             }
         }
@@ -161,7 +165,17 @@ impl Operation<'_> {
     #[inline]
     fn take_receive(&mut self) -> Result<(), Outcome> {
         if self.progress.claim.is_none() {
-            self.progress.claim = Some(ReceiveClaim::take(self.remote_qp)?);
+            let remote_qp = self.remote_qp;
+            self.progress.claim = Some(match remote_qp.is_reliable {
+                true => ReceiveClaim::take(remote_qp)?,
+                false => {
+                    let len = match self.request.op {
+                        SendOp::WriteImm(..) => 0,
+                        _ => self.request.len,
+                    };
+                    ReceiveClaim::take_long_enough(remote_qp, len)?
+                }
+            });
         }
         Ok(())
     }
@@ -232,10 +246,14 @@ fn unmoved(
             return Outcome::Ask(call);
         }
     };
-    if let Some(claim) = progress.claim.take() {
-        claim.fail(remote_qp, Status::LocalProtection);
+    match progress.claim.take() {
+        // The responder's own fault (class E), whatever the transport.
+        Some(claim) => {
+            claim.fail(remote_qp, Status::LocalProtection);
+            remote_qp.fail_peer();
+        }
+        None => remote_qp.refuse(),
     }
-    remote_qp.fail_peer();
     Outcome::Failed(status)
 }
 
@@ -276,6 +294,6 @@ pub(super) fn refused(remote_qp: &RemoteQp, need: Access) -> Outcome {
         true => Status::RemoteAccess,
         false => Status::RemoteInvalidRequest,
     };
-    remote_qp.fail_peer();
+    remote_qp.refuse();
     Outcome::Failed(status)
 }
