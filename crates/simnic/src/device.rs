@@ -645,7 +645,7 @@ fn check_send(qp: &Qp, wr: &SendWr<'_>) -> Result<u32, PostErrorKind> {
             !inline && len == 8 && qp.connection.max_reads > 0
         }
         SendOp::SendTo(_) | SendOp::SendToImm(..) => qp.qp_type == QpType::Ud,
-        _ => qp.qp_type == QpType::Rc,
+        _ => qp.qp_type.is_connected(),
     };
     match legal {
         true => Ok(len as u32),

@@ -48,6 +48,7 @@ mod queues;
 mod read_response;
 mod receiving_side;
 mod send;
+mod unreliable;
 
 pub(crate) use datagram::AddressHandles;
 use datagram::DatagramHeader;
@@ -58,6 +59,7 @@ pub use object_counts::ObjectCounts;
 pub(crate) use queues::{Armed, Cq, Qp, Srq};
 pub use receiving_side::Backlog;
 pub(crate) use receiving_side::{ReceivingConstants, ReceivingSide};
+use unreliable::UnreliablePart;
 
 /// Number of low bits of a QPN that hold the queue pair's index. The bits above hold the index's generation.
 const QP_NUMBER: u32 = 18;
@@ -145,13 +147,14 @@ pub(crate) struct Piece {
 }
 
 impl Piece {
-    /// Returns the bytes that travel with it. A SEND or WRITE has
-    /// none: its bytes stay at the sender until it is placed.
+    /// Returns the bytes that travel with it. A SEND or WRITE of a reliable connection has none: its bytes stay at the
+    /// sender until it is placed.
     pub(crate) fn payload_bytes(&self) -> &[u8] {
         match &self.kind {
             PieceKind::Bytes | PieceKind::ReadRequest => &[],
             PieceKind::Response(bytes) => bytes,
             PieceKind::Datagram(label) => &label.bytes,
+            PieceKind::Unreliable(part) => &part.bytes,
         }
     }
 }
@@ -159,7 +162,7 @@ impl Piece {
 /// Kind of message that a piece belongs to.
 #[derive(Debug)]
 pub(crate) enum PieceKind {
-    /// A SEND or a WRITE.
+    /// A SEND or a WRITE of a reliable connection.
     Bytes,
     /// A READ or an atomic.
     ReadRequest,
@@ -167,6 +170,8 @@ pub(crate) enum PieceKind {
     Response(Box<[u8]>),
     /// A datagram.
     Datagram(Box<DatagramHeader>),
+    /// A SEND or a WRITE of an unreliable connection, with its bytes.
+    Unreliable(Box<UnreliablePart>),
 }
 
 /// An acknowledgement or a NAK.

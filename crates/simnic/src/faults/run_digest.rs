@@ -134,6 +134,7 @@ fn words(at: Ps, what: u64, id: PieceId, pieces: &Slab<Piece>) -> [u64; 6] {
         PieceKind::ReadRequest => 1,
         PieceKind::Response(_) => 2,
         PieceKind::Datagram(_) => 3,
+        PieceKind::Unreliable(_) => 4,
     };
     let sum = piece.payload_bytes().iter().fold(0, |sum: u64, byte| {
         sum.wrapping_mul(31).wrapping_add((*byte).into())

@@ -1,6 +1,6 @@
 //! Acknowledgements, retries, and the end of a request.
 
-use headworks_verbs::{Opcode, QpState, QpType, Status};
+use headworks_verbs::{Opcode, QpState, Status};
 
 use super::queues::NewCompletion;
 use super::{Acknowledge, Event, Model, Piece, QpRef};
@@ -19,7 +19,7 @@ impl Model {
         let (_, Some(qp)) = &mut self.qps[piece.to.index as usize] else {
             return;
         };
-        if qp.life != piece.to.life || qp.qp_type != QpType::Rc {
+        if qp.life != piece.to.life || !qp.qp_type.is_reliable() {
             return;
         }
         let at = (piece.received + self.cost.ack).max(qp.answered_at);
@@ -255,7 +255,7 @@ impl Model {
         self.end_request(index, number, status);
     }
 
-    /// Fails a request, and its queue pair with it. On a UD queue pair only sending stops.
+    /// Fails a request, and its queue pair with it. On an unreliable one, UC or UD, only sending stops.
     pub(super) fn end_request(&mut self, index: u32, number: u64, status: Status) {
         let at = self.now + self.cost.dma_write;
         let (_, Some(qp)) = &mut self.qps[index as usize] else {
@@ -268,7 +268,7 @@ impl Model {
         }
         let (cq, reference) = (qp.send_cq, (qp.reference(), qp.qpn));
         let host = qp.host as usize;
-        let is_datagrams = qp.qp_type == QpType::Ud;
+        let is_reliable = qp.qp_type.is_reliable();
         if let Some(wqe) = qp.sq.pop_front() {
             qp.first += 1;
             let retires = qp.first;
@@ -276,9 +276,9 @@ impl Model {
             let ends = NewCompletion::of(&wqe, status, retires);
             self.complete(cq, reference, at, ends);
         }
-        match is_datagrams {
-            true => self.stop_sending(index),
-            false => self.fail_silently(index),
+        match is_reliable {
+            true => self.fail_silently(index),
+            false => self.stop_sending(index),
         }
     }
 }

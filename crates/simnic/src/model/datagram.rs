@@ -238,7 +238,7 @@ impl Model {
         }
     }
 
-    /// Moves a queue pair that cannot send a datagram to SQE: it sends no more, but still receives.
+    /// Moves an unreliable queue pair that cannot send a message to SQE: it sends no more, but still receives.
     pub(super) fn stop_sending(&mut self, index: u32) {
         let at = self.now + self.cost.dma_write;
         if let (_, Some(qp)) = &mut self.qps[index as usize]

@@ -274,6 +274,7 @@ impl Model {
             PieceKind::ReadRequest => (verb(true), piece.from),
             PieceKind::Response(_) => ("response", piece.to),
             PieceKind::Datagram(_) => ("datagram", piece.from),
+            PieceKind::Unreliable(_) => (verb(false), piece.from),
         };
         (name, self.subject(qp, piece.wqe))
     }

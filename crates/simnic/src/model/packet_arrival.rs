@@ -113,6 +113,7 @@ impl Model {
         match piece.kind {
             PieceKind::Response(_) => return self.response(piece),
             PieceKind::Datagram(_) => return self.take_datagram(piece),
+            PieceKind::Unreliable(_) => return self.take_unreliable(piece),
             PieceKind::Bytes | PieceKind::ReadRequest => {}
         }
         let Some(qp) = self.qp(piece.to) else {
@@ -155,6 +156,7 @@ impl Model {
             return;
         };
         let (_, wqe) = asked;
+        let solicited = wqe.solicited;
         let imm = match wqe.op {
             SendOp::Write(_) => None,
             SendOp::WriteImm(_, imm) => Some((Opcode::RecvWriteImm, Some(imm))),
@@ -186,7 +188,7 @@ impl Model {
         self.note_bytes(&piece, part);
         if piece.last
             && let Some((opcode, imm)) = imm
-            && !self.end_receive(&piece, opcode, imm)
+            && !self.end_receive(&piece, opcode, imm, solicited)
         {
             let Some(qp) = self.qp(piece.to) else { return };
             let (expected, pause) = (qp.expected, qp.connection.min_rnr);
@@ -334,7 +336,13 @@ impl Model {
     }
 
     /// Completes the receive of a whole message. Returns false if there is no receive.
-    fn end_receive(&mut self, piece: &Piece, opcode: Opcode, imm: Option<u32>) -> bool {
+    pub(super) fn end_receive(
+        &mut self,
+        piece: &Piece,
+        opcode: Opcode,
+        imm: Option<u32>,
+        solicited: bool,
+    ) -> bool {
         let Some(qp) = self.qp(piece.to) else {
             return true;
         };
@@ -351,7 +359,6 @@ impl Model {
                 None => return false,
             },
         };
-        let solicited = asked(&self.qps, piece).is_some_and(|(_, wqe)| wqe.solicited);
         let mut ends = NewCompletion::of_receive(&receive, Status::Success);
         ends.solicited = solicited;
         let completion = &mut ends.completion;
@@ -366,7 +373,13 @@ impl Model {
     }
 
     /// Completes the incoming message's receive with an error, and fails its queue pair.
-    fn fail_receive(&mut self, index: u32, status: Status) {
+    pub(super) fn fail_receive(&mut self, index: u32, status: Status) {
+        self.end_receive_in_error(index, status);
+        self.fail(index, true);
+    }
+
+    /// Completes the incoming message's receive with an error.
+    pub(super) fn end_receive_in_error(&mut self, index: u32, status: Status) {
         let (_, Some(qp)) = &mut self.qps[index as usize] else {
             return;
         };
@@ -380,7 +393,6 @@ impl Model {
             let at = self.now + self.cost.dma_write;
             self.complete(cq, reference, at, ends);
         }
-        self.fail(index, true);
     }
 
     fn refuse(&mut self, piece: Piece, status: Status) {
@@ -630,6 +642,12 @@ fn target_of(
             let _ = regions.gather(wqe.data.sges(), skip, len, asks, |span| sum += look(span));
         }
         return sum;
+    }
+    if let PieceKind::Unreliable(part) = &piece.kind {
+        // A SEND's receive is not known before the bytes are placed.
+        let found = part.remote(piece.offset);
+        let found = found.and_then(|remote| regions.find(remote.rkey, remote.addr, len, asks));
+        return found.map_or(0, look);
     }
     let Some((_, wqe)) = asked(qps, piece) else {
         return 0;

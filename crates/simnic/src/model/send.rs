@@ -277,7 +277,7 @@ impl Model {
         } else {
             qp.sent = offset + part;
         }
-        if qp.timer.is_none() && qp.connection.timeout > 0 && qp.qp_type == QpType::Rc {
+        if qp.timer.is_none() && qp.connection.timeout > 0 && qp.qp_type.is_reliable() {
             qp.timer = Some(qp.last_progress);
             let due = timer_due(gone, qp.connection.timeout);
             self.event_queue.put(due, Event::Timeout { qp: reference });
@@ -294,29 +294,38 @@ impl Model {
             state.tx[unit].ready.push_back(reference);
         }
         let (to_host, to_qpn) = (qp.connection.host, qp.connection.qpn);
-        let (from_qpn, port) = (qp.qpn, qp.port);
+        let (from_qpn, port, qp_type) = (qp.qpn, qp.port, qp.qp_type);
         let arrives = gone + cost.wire;
         match datagram {
             Some(bytes) => self.send_datagram(reference, bytes, gone),
             None => {
-                let piece = Piece {
-                    from: reference,
-                    to: QpRef { index: 0, life: 0 },
-                    wqe: number,
-                    psn,
-                    offset: if reads { returned } else { offset },
-                    len: part,
-                    packets: packets as u16,
-                    kind: if reads {
-                        PieceKind::ReadRequest
-                    } else {
-                        PieceKind::Bytes
-                    },
-                    last,
-                    port,
-                    received: 0,
+                let kind = match qp_type {
+                    QpType::Uc => self
+                        .unreliable_part(reference, number, (offset, part))
+                        .map(PieceKind::Unreliable),
+                    _ if reads => Some(PieceKind::ReadRequest),
+                    _ => Some(PieceKind::Bytes),
                 };
-                self.launch(piece, (host, from_qpn), (to_host, to_qpn), arrives);
+                if let Some(kind) = kind {
+                    let piece = Piece {
+                        from: reference,
+                        to: QpRef { index: 0, life: 0 },
+                        wqe: number,
+                        psn,
+                        offset: if reads { returned } else { offset },
+                        len: part,
+                        packets: packets as u16,
+                        kind,
+                        last,
+                        port,
+                        received: 0,
+                    };
+                    let sender = (host, from_qpn, qp_type);
+                    self.launch(piece, sender, (to_host, to_qpn), arrives);
+                }
+                if last && qp_type == QpType::Uc {
+                    self.end_unreliable(reference, gone);
+                }
             }
         }
         if is_told_to_wait {
@@ -326,12 +335,12 @@ impl Model {
         }
     }
 
-    /// Sends a piece to queue pair `qpn` of `host`. The piece is lost if that queue pair does not exist or is not
-    /// connected to the sender.
+    /// Sends a piece to queue pair `qpn` of `host`. The piece is lost if that queue pair does not exist, is not connected
+    /// to the sender, or has another transport.
     fn launch(
         &mut self,
         mut piece: Piece,
-        (from_host, from_qpn): (u32, u32),
+        (from_host, from_qpn, from_type): (u32, u32, QpType),
         (host, qpn): (Option<u32>, u32),
         arrives: Ps,
     ) {
@@ -339,6 +348,7 @@ impl Model {
             && let Some(there) = self.qp_of(host, qpn)
             && there.connection.host == Some(from_host)
             && there.connection.qpn == from_qpn
+            && there.qp_type == from_type
         {
             piece.to = there.reference();
             let from = piece.from;
