@@ -120,6 +120,49 @@ fn a_message_takes_one_receive_however_often_it_is_sent() {
 }
 
 #[test]
+fn an_unreliable_message_arrives_whole_or_not_at_all_and_in_order() {
+    let mut lost = 0;
+    for seed in 1..=20 {
+        let mut pair = ConnectedHosts::unreliable(Rules::new(seed).with(rules::loss(10)));
+        for number in 0..30 {
+            pair.receive(number, 30_000);
+        }
+        // The length tells which message a receive holds. Each takes several packets.
+        let len_of = |number: u64| 20_000 + number as u32;
+        for number in 0..30u64 {
+            pair.send(number, len_of(number), number as u8 + 1);
+            let done = pair.sends(1);
+            assert_eq!(done[0].status, Status::Success, "{seed}");
+            // The source may be overwritten once the request is complete.
+            pair.here
+                .fill((1 << 20) + number as usize * 50_000, 30_000, 0xff);
+        }
+        pair.rest(micros(500));
+        let received = pair.receives(0);
+        lost += 30 - received.len();
+        let mut before = None;
+        for (taken, one) in received.iter().enumerate() {
+            // A message that is lost leaves its receive to the next.
+            assert_eq!(
+                (one.wr_id, one.status),
+                (taken as u64, Status::Success),
+                "{seed}"
+            );
+            assert!(before < Some(one.byte_len), "{seed}: in order");
+            before = Some(one.byte_len);
+        }
+        if let Some(last) = received.last() {
+            let number = last.byte_len - 20_000;
+            let bytes = pair.there.bytes(2 << 20, last.byte_len as usize);
+            // The packets of a later message that was lost may have been placed from its start.
+            let whole = bytes.iter().all(|byte| u32::from(*byte) > number);
+            assert!(whole && bytes.last() == Some(&(number as u8 + 1)), "{seed}");
+        }
+    }
+    assert!((1..600).contains(&lost), "{lost} of 600 are lost");
+}
+
+#[test]
 fn a_link_that_comes_back_in_time_is_survived_and_one_that_does_not_is_not() {
     let down = |span| Rules::new(1).with(rules::link_down("b", at(0), span));
     let mut pair = ConnectedHosts::new(down(TIMEOUT), 7, 7);

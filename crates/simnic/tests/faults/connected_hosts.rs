@@ -34,7 +34,7 @@ pub(crate) struct ConnectedHosts {
 }
 
 impl PairHost {
-    fn new(provider: &SimProvider, host: &str) -> Self {
+    fn new(provider: &SimProvider, host: &str, qp_type: QpType) -> Self {
         let name = format!("sim:cx5-100g,host={host}");
         let device = provider
             .open(&name.parse().expect("a name"))
@@ -54,7 +54,7 @@ impl PairHost {
             max_inline: 0,
         };
         let qp = pd.create_qp(&QpInit {
-            qp_type: QpType::Rc,
+            qp_type,
             send_cq: cq.clone(),
             recv_cq: cq.clone(),
             srq: None,
@@ -114,7 +114,13 @@ impl ConnectedHosts {
     /// Connects two hosts whose network has faults by these rules.
     pub(crate) fn new(rules: Rules, retry_count: u8, rnr_retry: u8) -> Self {
         let provider = SimProvider::new().with_rules(rules);
-        Self::of(provider, retry_count, rnr_retry)
+        Self::of(provider, QpType::Rc, retry_count, rnr_retry)
+    }
+
+    /// Connects two hosts by an unreliable connection.
+    pub(crate) fn unreliable(rules: Rules) -> Self {
+        let provider = SimProvider::new().with_rules(rules);
+        Self::of(provider, QpType::Uc, 0, 0)
     }
 
     /// Connects two hosts whose memory is modelled, with these changed constants.
@@ -123,12 +129,14 @@ impl ConnectedHosts {
         for (key, value) in constants {
             machine.set(key, value).expect("legal");
         }
-        Self::of(SimProvider::of(machine).with_rules(rules), 7, 7)
+        Self::of(SimProvider::of(machine).with_rules(rules), QpType::Rc, 7, 7)
     }
 
-    fn of(provider: SimProvider, retry_count: u8, rnr_retry: u8) -> Self {
-        let (mut here, mut there) = (PairHost::new(&provider, "a"), PairHost::new(&provider, "b"));
+    fn of(provider: SimProvider, qp_type: QpType, retry_count: u8, rnr_retry: u8) -> Self {
+        let side = |host| PairHost::new(&provider, host, qp_type);
+        let (mut here, mut there) = (side("a"), side("b"));
         let tuning = ConnectionParams {
+            qp_type,
             timeout: CODE,
             retry_count,
             rnr_retry,
