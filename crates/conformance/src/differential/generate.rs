@@ -1,6 +1,6 @@
 //! Generates random programs.
 
-use headworks_verbs::{Access, QpState};
+use headworks_verbs::{Access, QpState, QpType};
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
@@ -50,7 +50,7 @@ fn program(steps: usize) -> impl Strategy<Value = Program> {
 
 /// Adapts most operations of a step to the transport of its line.
 fn fitting(step: ProgramStep, lines: &[QpPair]) -> ProgramStep {
-    let datagrams = |line: u8| lines[usize::from(line) % lines.len()].datagrams;
+    let transport = |line: u8| lines[usize::from(line) % lines.len()].qp_type;
     match step {
         ProgramStep::Send {
             line,
@@ -58,14 +58,40 @@ fn fitting(step: ProgramStep, lines: &[QpPair]) -> ProgramStep {
             anew,
             receives,
             chain,
-        } if datagrams(line) => ProgramStep::Send {
+        } => ProgramStep::Send {
             line,
             end,
             anew,
             receives,
-            chain: chain.into_iter().map(datagram).collect(),
+            chain: match transport(line) {
+                QpType::Ud => chain.into_iter().map(datagram).collect(),
+                QpType::Uc => chain.into_iter().map(unreliable).collect(),
+                _ => chain,
+            },
         },
         other => other,
+    }
+}
+
+/// Turns a request that UC does not have into one that it has, except for some atomics.
+fn unreliable(request: Request) -> Request {
+    let op = match request.op {
+        Op::Read => Op::Send,
+        Op::CompareSwap { .. } => Op::Write,
+        op => op,
+    };
+    // A refused WRITE with immediate may have taken a receive or not (9.9.3).
+    let remote = match op {
+        Op::WriteImm(_) => Slice {
+            wrong: SliceFault::Not,
+            ..request.remote
+        },
+        _ => request.remote,
+    };
+    Request {
+        op,
+        remote,
+        ..request
     }
 }
 
@@ -132,8 +158,13 @@ fn line() -> impl Strategy<Value = QpPair> {
             },
         )
     };
-    (rarely(5), ending(), ending()).prop_map(|(datagrams, first, second)| QpPair {
-        datagrams,
+    let transport = prop_oneof![
+        4 => Just(QpType::Rc),
+        1 => Just(QpType::Ud),
+        1 => Just(QpType::Uc),
+    ];
+    (transport, ending(), ending()).prop_map(|(qp_type, first, second)| QpPair {
+        qp_type,
         ends: [first, second],
     })
 }

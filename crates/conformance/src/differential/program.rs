@@ -8,7 +8,7 @@
 
 use std::fmt;
 
-use headworks_verbs::{Access, QpState};
+use headworks_verbs::{Access, QpState, QpType};
 
 /// Length of every memory in bytes.
 pub const LEN: usize = 4096;
@@ -50,11 +50,11 @@ pub struct RegionSpec {
     pub foreign: bool,
 }
 
-/// Line: a queue pair on each host. RC queue pairs are connected; UD ones send datagrams to each other.
+/// Line: a queue pair on each host. RC and UC queue pairs are connected; UD ones send datagrams to each other.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct QpPair {
-    /// The queue pairs are UD; otherwise RC.
-    pub datagrams: bool,
+    /// The transport of both queue pairs.
+    pub qp_type: QpType,
     /// Configuration of the queue pair on each host.
     pub ends: [QpConfig; 2],
 }
@@ -245,8 +245,7 @@ impl fmt::Display for Program {
             }
         }
         for (number, line) in self.lines.iter().enumerate() {
-            let transport = if line.datagrams { "UD" } else { "RC" };
-            writeln!(f, "line {number}: {transport}, {:?}", line.ends)?;
+            writeln!(f, "line {number}: {}, {:?}", line.qp_type, line.ends)?;
         }
         for (number, step) in self.steps.iter().enumerate() {
             match step {

@@ -18,7 +18,7 @@ struct PreparedRequest {
     spans: Vec<Span>,
     /// Bytes that it fetches. Without a fence, later requests may start before the fetched bytes arrive.
     brought: Option<FetchedBytes>,
-    /// It is a datagram that takes a receive.
+    /// It is an unreliable message that takes a receive.
     is_received: bool,
     len: usize,
     /// Number of its possible faults.
@@ -116,17 +116,21 @@ impl ProgramRunner<'_, '_> {
             }
             ready.push(next);
         }
-        let ud = self.lines[line][end].options.qp_type == QpType::Ud;
-        if ud {
-            ready.truncate(self.datagrams_that_fit(line, end, &ready));
+        let qp_type = self.lines[line][end].options.qp_type;
+        let is_reliable = qp_type.is_reliable();
+        if !is_reliable {
+            ready.truncate(self.messages_that_fit(line, end, &ready));
+            if qp_type == QpType::Uc {
+                ready.truncate(writes_that_are_awaited(&ready, chain));
+            }
             if ready.is_empty() {
                 return Ok(CallOutcome::Nothing);
             }
         }
         fence(&mut ready);
         // Requests posted after the last signalled one could still be in flight in the next step. So the last
-        // request is signalled. On UD, and in a chain that may be refused in the middle, all requests are.
-        let all = ud || chain.iter().any(Request::is_refusable);
+        // request is signalled. On UC and UD, and in a chain that may be refused in the middle, all requests are.
+        let all = !is_reliable || chain.iter().any(Request::is_refusable);
         for request in &mut ready {
             request.send.signaled |= all;
         }
@@ -135,11 +139,10 @@ impl ProgramRunner<'_, '_> {
         }
         let numbers: Vec<_> = ready.iter().map(|request| request.send.wr_id).collect();
         let receiver = &self.lines[line][1 - end];
-        let connected = !ud;
         let sent = |request: &PreparedRequest| SentRequest {
             wr_id: request.send.wr_id,
             is_signaled: request.send.signaled || self.lines[line][end].options.signal_all,
-            arrives: match connected {
+            arrives: match is_reliable {
                 true => matches!(
                     request.send.op,
                     Op::Send | Op::SendImm(_) | Op::WriteImm(..)
@@ -150,8 +153,8 @@ impl ProgramRunner<'_, '_> {
                 Op::SendImm(imm) | Op::WriteImm(_, imm) => Some(imm),
                 _ => None,
             },
-            // A datagram that fails was not sent.
-            fills: connected && matches!(request.send.op, Op::Send | Op::SendImm(_)),
+            // An unreliable message that fails was not sent.
+            fills: is_reliable && matches!(request.send.op, Op::Send | Op::SendImm(_)),
             is_fenced: request.send.fence,
             is_fetch: request.brought.is_some(),
             is_wrong_here: request.cause.here && request.brought.is_none(),
@@ -174,9 +177,9 @@ impl ProgramRunner<'_, '_> {
         Ok(outcome)
     }
 
-    /// Returns how many of these datagrams can be sent without a race. A datagram that finds no receive, or
+    /// Returns how many of these unreliable messages can be sent without a race. A message that finds no receive, or
     /// one that is too short, is lost now, but would not be lost in the next step.
-    fn datagrams_that_fit(&self, line: usize, end: usize, ready: &[PreparedRequest]) -> usize {
+    fn messages_that_fit(&self, line: usize, end: usize, ready: &[PreparedRequest]) -> usize {
         let receiver = &self.lines[line][1 - end];
         if receiver.is_gone {
             return ready.len();
@@ -197,7 +200,7 @@ impl ProgramRunner<'_, '_> {
             !request.is_received
                 || rooms
                     .next()
-                    .is_some_and(|room| room >= request.len + GRH_BYTES)
+                    .is_some_and(|room| room >= request.room_needed())
         };
         ready.iter().take_while(fits).count()
     }
@@ -252,18 +255,32 @@ impl ProgramRunner<'_, '_> {
         let there_is_bad = remotely && (there.is_bad || !self.lets(&there, need));
         let aside = word && request.remote.wrong == SliceFault::Aside;
         let refuses = there_is_bad || remotely && is_barred || aside;
-        let cause = ExpectedFailure {
-            here: here_fails,
-            there: there_is_bad,
-            form: request.op.takes_receive() && !remotely || misshaped || remotely && is_barred,
-            refuses,
-            must_fail: here.iter().any(has_bytes) || refuses && peer_len > 0,
+        let is_unreliable = tail.options.qp_type == QpType::Uc;
+        let cause = match is_unreliable {
+            // What the responder refuses is lost.
+            true => ExpectedFailure {
+                here: here_fails,
+                must_fail: here.iter().any(has_bytes),
+                ..ExpectedFailure::default()
+            },
+            false => ExpectedFailure {
+                here: here_fails,
+                there: there_is_bad,
+                form: request.op.takes_receive() && !remotely || misshaped || remotely && is_barred,
+                refuses,
+                must_fail: here.iter().any(has_bytes) || refuses && peer_len > 0,
+            },
+        };
+        // A refused WRITE with immediate may have taken a receive or not.
+        let op = match op {
+            Op::WriteImm(_, imm) if is_unreliable && refuses => Op::SendImm(imm),
+            op => op,
         };
         let peer = &self.lines[line][1 - end];
-        let is_silent =
-            self.lines[line][end].ah.is_none() && (peer.is_gone || !peer.state.can_receive());
+        let is_reliable = tail.options.qp_type.is_reliable();
+        let is_silent = is_reliable && (peer.is_gone || !peer.state.can_receive());
         let mut wrongs = usize::from(here_fails) + usize::from(is_silent);
-        if request.op.names_memory() && there_fails {
+        if request.op.names_memory() && there_fails && !is_unreliable {
             wrongs += 1 + usize::from(is_barred);
         }
         let mut spans = Vec::new();
@@ -287,13 +304,10 @@ impl ProgramRunner<'_, '_> {
                 from: there.span(),
                 fails: here_fails || there_fails,
             }),
-            is_received: matches!(
-                request.op,
-                program::Op::SendTo {
-                    good_qkey: true,
-                    ..
-                }
-            ),
+            is_received: match request.op {
+                program::Op::SendTo { good_qkey, .. } => good_qkey,
+                op => is_unreliable && op.takes_receive(),
+            },
             len,
             wrongs,
             cause,
@@ -332,6 +346,36 @@ impl ProgramRunner<'_, '_> {
             }
         }
     }
+}
+
+impl PreparedRequest {
+    /// Returns how many bytes a receive must have for it.
+    fn room_needed(&self) -> usize {
+        match self.send.op {
+            Op::SendTo { .. } => self.len + GRH_BYTES,
+            Op::WriteImm(..) => 0,
+            _ => self.len,
+        }
+    }
+}
+
+/// Returns how many of these unreliable messages can be sent without a race. Nothing tells when a WRITE was placed, except a
+/// message behind it that completes a receive.
+fn writes_that_are_awaited(ready: &[PreparedRequest], chain: &[Request]) -> usize {
+    let mut awaited = 0;
+    for (at, (request, asked)) in ready.iter().zip(chain).enumerate() {
+        match request.send.op {
+            // One that may be refused, or fail here: what is behind it may not be sent.
+            _ if request.cause.here || asked.is_refusable() || asked.op.is_atomic() => {
+                return if awaited == at { at + 1 } else { awaited };
+            }
+            Op::Write(_) => {}
+            _ if request.is_received => awaited = at + 1,
+            _ if awaited == at => awaited = at + 1,
+            _ => {}
+        }
+    }
+    awaited
 }
 
 /// Fences requests that the specification allows to overtake an earlier READ or atomic, where that would

@@ -60,13 +60,8 @@ impl<'b, 'w> ProgramRunner<'b, 'w> {
             }
         }
         for line in &program.lines {
-            let qp_type = if line.datagrams {
-                QpType::Ud
-            } else {
-                QpType::Rc
-            };
-            let first = stand.tail(0, qp_type, &line.ends[0])?;
-            let second = stand.tail(1, qp_type, &line.ends[1])?;
+            let first = stand.tail(0, line.qp_type, &line.ends[0])?;
+            let second = stand.tail(1, line.qp_type, &line.ends[1])?;
             stand.lines.push([first, second]);
             stand.bring_up(stand.lines.len() - 1)?;
         }

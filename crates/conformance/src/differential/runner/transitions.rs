@@ -1,6 +1,6 @@
 //! Steps that change states and destroy objects.
 
-use headworks_verbs::{Psn, QpAttr, QpState, QpType};
+use headworks_verbs::{Psn, QpAttr, QpState};
 
 use super::{ProgramRunner, QKEY};
 use crate::Verdict;
@@ -12,7 +12,7 @@ impl ProgramRunner<'_, '_> {
     pub(super) fn bring_up(&mut self, line: usize) -> Verdict {
         let [a, b] = &self.lines[line];
         let (a, of_a, b, of_b) = (a.side, a.options.clone(), b.side, b.options.clone());
-        if of_a.qp_type == QpType::Rc {
+        if of_a.qp_type.is_connected() {
             self.cx.connect(a, &of_a, b, &of_b)?;
         } else {
             let init = QpAttr {

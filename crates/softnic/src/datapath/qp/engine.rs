@@ -344,6 +344,11 @@ impl Engine {
         }
         let is_ahead = progress.ahead;
         let outcome = match &self.remote_qp {
+            // A NIC reads the memory of what it sends, whoever receives it.
+            None if !core.is_reliable() => match self.has_source(core, request) {
+                true => Outcome::NotReady,
+                false => Outcome::Failed(Status::LocalProtection),
+            },
             None => Outcome::NotReady,
             Some(remote_qp) if remote_qp.is_up() => {
                 if progress.connection != remote_qp.generation() {
@@ -421,6 +426,19 @@ impl Engine {
         self.remote_qp = None;
         self.remote = MrKeyCheck::default();
         Outcome::NotReady
+    }
+
+    /// Returns whether the local memory of a SEND or a WRITE may be read.
+    #[cold]
+    fn has_source(&mut self, core: &QpCore, request: &Request<'_>) -> bool {
+        let Payload::Gather(sges) = request.payload else {
+            return true;
+        };
+        let mut spans = [Span::EMPTY; MAX_SGE];
+        let own = &core.context.own;
+        self.local
+            .list(own, core.pd, sges, Access::NONE, &mut spans)
+            .is_ok()
     }
 
     /// Executes any operation, in any number of steps.
