@@ -95,10 +95,15 @@ impl End {
         })
     }
 
-    /// Creates the queue pairs.
+    /// Creates the queue pairs, of type RC.
     pub fn populate(&mut self, shape: &EndSizes) -> Result<(), EndError> {
+        self.populate_with(shape, QpType::Rc)
+    }
+
+    /// Creates the queue pairs.
+    pub fn populate_with(&mut self, shape: &EndSizes, qp_type: QpType) -> Result<(), EndError> {
         let init = QpInit {
-            qp_type: QpType::Rc,
+            qp_type,
             send_cq: self.send_cq.clone(),
             recv_cq: self.recv_cq.clone(),
             srq: self.srq.clone(),

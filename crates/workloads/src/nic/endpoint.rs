@@ -2,7 +2,7 @@
 
 use headworks::ring::Unconnected;
 use headworks::verbs::bringup::ConnectionParams;
-use headworks::verbs::{QueuePair, RemoteAddr};
+use headworks::verbs::{QpType, QueuePair, RemoteAddr};
 pub use headworks_baselines::{End, EndSizes};
 
 use super::requester::Requester;
@@ -20,19 +20,26 @@ pub fn open(pair: &PairContext, shape: &EndSizes) -> Result<End> {
 }
 
 /// A queue pair that is not connected, and its greeting to the other end.
-struct EndpointBringUp(Box<dyn QueuePair>, Vec<u8>);
+struct EndpointBringUp {
+    qp: Box<dyn QueuePair>,
+    qp_type: QpType,
+    greeting: Vec<u8>,
+}
 
 impl Unconnected for EndpointBringUp {
     fn greeting(&self) -> Vec<u8> {
-        self.1.clone()
+        self.greeting.clone()
     }
 
     fn queue_pair(&mut self) -> &mut dyn QueuePair {
-        &mut *self.0
+        &mut *self.qp
     }
 
     fn connection_params(&self) -> ConnectionParams {
-        ConnectionParams::default()
+        ConnectionParams {
+            qp_type: self.qp_type,
+            ..ConnectionParams::default()
+        }
     }
 }
 
@@ -57,7 +64,7 @@ impl Setup<'_> {
         len: usize,
     ) -> Result<Requester> {
         let mut end = open(self.pair, shape)?;
-        end.populate(shape)?;
+        end.populate_with(shape, load.qp_type())?;
         let memory = end.memory(len)?;
         Ok(Requester::new(load, end, memory))
     }
@@ -73,14 +80,19 @@ impl Requester {
         let mut greeting = emit(offered);
         let queue_pairs = self.end.queue_pairs.drain(..);
         // The first queue pair's greeting is for all.
-        let apart = queue_pairs.map(|qp| EndpointBringUp(qp, std::mem::take(&mut greeting)));
+        let qp_type = self.load.qp_type();
+        let apart = queue_pairs.map(|qp| EndpointBringUp {
+            qp,
+            qp_type,
+            greeting: std::mem::take(&mut greeting),
+        });
         let apart = apart.collect();
         let mut meet = MailBringUp::start(self.end.device.clone(), apart, |met| {
-            for (at, (EndpointBringUp(qp, _), theirs)) in met.into_iter().enumerate() {
+            for (at, (apart, theirs)) in met.into_iter().enumerate() {
                 if at == 0 {
                     self.target = parse(&theirs)?;
                 }
-                self.end.queue_pairs.push(qp);
+                self.end.queue_pairs.push(apart.qp);
             }
             run(self)
         })?;

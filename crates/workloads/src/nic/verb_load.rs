@@ -4,7 +4,7 @@
 //!
 //! [`request_times`](super::request_times) times requests of the same loads.
 
-use headworks::verbs::{Completion, DeviceInfo, Duration, Instant, QpCaps};
+use headworks::verbs::{Completion, DeviceInfo, Duration, Instant, QpCaps, QpType};
 use serde::{Deserialize, Serialize};
 
 use super::endpoint::{EndSizes, acting};
@@ -79,6 +79,8 @@ impl Verb {
 pub struct VerbLoad {
     /// The verb.
     pub verb: Verb,
+    /// Whether the queue pairs are unreliable connections (UC), which have SENDs and WRITEs only.
+    pub unreliable: bool,
     /// Whether the payload is inline; false for verbs that the responder answers with data.
     pub inline: bool,
     /// Length of a message in bytes, a multiple of 8; 8 for an atomic operation.
@@ -136,6 +138,7 @@ impl VerbLoad {
     pub const fn of(verb: Verb, size: usize) -> Self {
         Self {
             verb,
+            unreliable: false,
             inline: false,
             size,
             queue_pairs: 1,
@@ -143,6 +146,14 @@ impl VerbLoad {
             work_ns: 0,
             posting_order: PostingOrder::RoundRobin,
             warm_requests: usize::MAX,
+        }
+    }
+
+    /// Returns the transport of the queue pairs.
+    pub(super) fn qp_type(&self) -> QpType {
+        match self.unreliable {
+            true => QpType::Uc,
+            false => QpType::Rc,
         }
     }
 
@@ -154,11 +165,12 @@ impl VerbLoad {
 impl std::fmt::Display for VerbLoad {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let inline = if self.inline { " inline" } else { "" };
+        let transport = if self.unreliable { "UC " } else { "" };
         let (verb, size) = (self.verb.name(), self.size);
         let (queue_pairs, depth) = (self.queue_pairs, self.depth);
         write!(
             f,
-            "{verb}{inline} {size} B, {queue_pairs} QP, depth {depth}"
+            "{transport}{verb}{inline} {size} B, {queue_pairs} QP, depth {depth}"
         )
     }
 }
