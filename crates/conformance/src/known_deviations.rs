@@ -52,12 +52,15 @@ pub const RXE: &[Deviation] = &[
         observed: "LocalQpOperation: rxe reports LocalProtection only for bounds. READ and atomics end as specified",
     },
     Deviation {
-        cases: &["datagrams::stops_at_a_bad_key"],
+        cases: &[
+            "datagrams::stops_at_a_bad_key",
+            "unreliable_connections::stops_at_a_bad_key",
+        ],
         operations: &[],
         behaviour: Completes(LocalProtection, LocalQpOperation),
         verb_and_request: (
             "post_send",
-            "a datagram from memory whose lkey is not valid",
+            "a datagram or a SEND over UC from memory whose lkey is not valid",
         ),
         demanded: "LocalProtection (11.6.2)",
         observed: "LocalQpOperation",
@@ -109,6 +112,7 @@ pub const RXE: &[Deviation] = &[
             "datagrams::srq_recv_second_piece",
             "datagrams::srq_recv_access",
             "datagrams::deregistered_under_a_stream",
+            "unreliable_connections::bad_receive",
         ],
         operations: &[],
         behaviour: Completes(LocalProtection, LocalQpOperation),
@@ -170,28 +174,47 @@ pub const RXE: &[Deviation] = &[
         observed: "refused when posted (Operation) by rxe's library; both queue pairs stay in RTS",
     },
     Deviation {
-        cases: &["datagrams::lost", "datagrams::recv_short"],
+        cases: &[
+            "datagrams::lost",
+            "datagrams::recv_short",
+            "unreliable_connections::recv_short",
+        ],
         operations: &[],
         behaviour: Ends(
             "too long for the receive: another receive completed: Done { wr_id: 1, status: LocalQpOperation",
         ),
-        verb_and_request: ("post_recv", "a receive shorter than the datagram"),
-        demanded: "the datagram is lost, the receive stays posted (class D of 9.9.3)",
+        verb_and_request: (
+            "post_recv",
+            "a receive shorter than the datagram, or than the SEND over UC",
+        ),
+        demanded: "the message is lost, the receive stays posted (class D of 9.9.3)",
         observed: "the receive ends with LocalQpOperation, and the queue pair is in ERR",
     },
     Deviation {
-        cases: &["datagrams::srq_recv_short"],
+        cases: &[
+            "datagrams::srq_recv_short",
+            "unreliable_connections::srq_recv_short",
+        ],
         operations: &[],
         behaviour: Ends("with LocalQpOperation instead of 1 with LocalLength"),
-        verb_and_request: ("post_srq_recv", "a receive shorter than the datagram"),
+        verb_and_request: (
+            "post_srq_recv",
+            "a receive shorter than the datagram, or than the SEND over UC",
+        ),
         demanded: "LocalLength, and the queue pair still receives (class E of 9.9.3)",
         observed: "LocalQpOperation, and the queue pair is in ERR",
     },
     Deviation {
-        cases: &["datagrams::stops_at_a_bad_key"],
+        cases: &[
+            "datagrams::stops_at_a_bad_key",
+            "unreliable_connections::stops_at_a_bad_key",
+        ],
         operations: &[],
         behaviour: Ends("state of the sender: Error instead of Sqe"),
-        verb_and_request: ("post_send", "a datagram that cannot be sent"),
+        verb_and_request: (
+            "post_send",
+            "a datagram, or a SEND over UC, that cannot be sent",
+        ),
         demanded: "SQE: the queue pair still receives and can return to RTS (10.3.1)",
         observed: "ERR, which only a RESET leaves",
     },

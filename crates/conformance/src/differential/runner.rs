@@ -166,6 +166,8 @@ impl ProgramRunner<'_, '_> {
         };
         seen.outcome = outcome;
         self.quiesce(&mut seen)?;
+        let lost = self.perhaps_lost(&seen);
+        seen.unspecified.extend(lost);
         let unspecified = self.fetched_in_doubt(&seen);
         seen.unspecified.extend(unspecified);
         let standing = |tail: &RunningQp| QpSnapshot {

@@ -65,16 +65,19 @@ impl ProgramRunner<'_, '_> {
             let targets: Vec<_> = slices.iter().map(target).collect();
             let pieces: Vec<_> = targets.iter().map(|target| self.piece(target)).collect();
             let spans = targets.iter().map(ResolvedSlice::span).collect();
-            if let Some(at) = targets.iter().position(|target| target.is_bad) {
-                let before = targets[..at].iter().map(|target| target.len).sum::<usize>();
-                self.faulty_receives
-                    .insert(wr_id, before + targets[at].good);
-            }
             // An entry of length 0 is not accessed, so its fault does not limit the receive.
             let bars = |target: &ResolvedSlice| target.is_bad && target.len > 0;
-            if let Some(at) = targets.iter().position(bars) {
+            let barred = targets.iter().position(bars);
+            let before = |at: usize| {
                 let before = targets[..at].iter().map(|target| target.len).sum::<usize>();
-                self.reach.insert(wr_id, before + targets[at].good);
+                before + targets[at].good
+            };
+            if let Some(at) = barred {
+                self.reach.insert(wr_id, before(at));
+            }
+            let is_bad = |target: &ResolvedSlice| target.is_bad;
+            if let Some(at) = barred.or_else(|| targets.iter().position(is_bad)) {
+                self.faulty_receives.insert(wr_id, before(at));
             }
             self.scattered.insert(wr_id, spans);
             self.places.insert(wr_id, (line, end));

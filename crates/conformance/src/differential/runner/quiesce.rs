@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use headworks_verbs::{Duration, Opcode, QpState, Status};
+use headworks_verbs::{Duration, Opcode, QpState, QpType, Status};
 
 use super::{ProgramRunner, RunningQp};
 use crate::Verdict;
@@ -315,6 +315,25 @@ impl ProgramRunner<'_, '_> {
         };
         seen.fates.insert(done.wr_id, fate);
         Ok(())
+    }
+
+    /// Returns the bytes that requests of an unreliable connection name, whose responder is in the error state: no status tells
+    /// which of them it took before.
+    pub(super) fn perhaps_lost(&self, seen: &StepObservation) -> Vec<UnspecifiedBytes> {
+        let is_lost = |wr_id: &&u64| {
+            let place = self.places.get(wr_id);
+            place.is_some_and(|(line, end)| {
+                let pair = &self.lines[*line];
+                pair[*end].options.qp_type == QpType::Uc && pair[1 - end].state == QpState::Error
+            })
+        };
+        let lost = seen.fates.keys().filter(is_lost);
+        let named = lost.filter_map(|wr_id| self.named.get(wr_id)).flatten();
+        let doubt = |span: &Span| UnspecifiedBytes {
+            span: *span,
+            rule: DivergenceRule::BytesOfFailed,
+        };
+        named.map(doubt).collect()
     }
 
     /// Returns the bytes that were fetched from unspecified bytes, and so are unspecified as well.

@@ -82,17 +82,42 @@ impl ProgramRunner<'_, '_> {
     }
 
     pub(super) fn deregister(&mut self, end: usize, which: usize) -> Result<CallOutcome, String> {
-        let live = self.regions[end].iter_mut().filter(|region| region.is_live);
-        let mut live: Vec<_> = live.collect();
+        let all = self.regions[end].iter_mut().enumerate();
+        let mut live: Vec<_> = all.filter(|(_, region)| region.is_live).collect();
         if live.is_empty() {
             return Ok(CallOutcome::Nothing);
         }
         let which = which % live.len();
-        let region = &mut *live[which];
+        let (memory, region) = &mut live[which];
         region.is_live = false;
-        let (host, object) = (self.hosts[end], region.id);
+        let (memory, host, object) = (*memory, self.hosts[end], region.id);
         self.call_ok(end, Call::Destroy { object })?;
         self.objects.retain(|known| *known != (host, object));
+        self.mark_receives(end, memory);
         Ok(CallOutcome::Done)
+    }
+
+    /// Marks the outstanding receives of `end` that lie in `memory`, whose region is gone: they are faulty now.
+    fn mark_receives(&mut self, end: usize, memory: usize) {
+        let tails = self.lines.iter().map(|pair| &pair[end]);
+        let posted = tails.flat_map(|tail| tail.outstanding.receives.iter().chain(&tail.shared));
+        for wr_id in posted {
+            let Some(spans) = self.scattered.get(wr_id) else {
+                continue;
+            };
+            let mut before = 0;
+            for span in spans {
+                let len = span.to - span.from;
+                if span.memory == memory {
+                    let fault = self.faulty_receives.entry(*wr_id).or_insert(before);
+                    if len > 0 {
+                        *fault = before.min(*fault);
+                        let reach = self.reach.entry(*wr_id).or_insert(before);
+                        *reach = before.min(*reach);
+                    }
+                }
+                before += len;
+            }
+        }
     }
 }
