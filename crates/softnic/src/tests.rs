@@ -134,9 +134,22 @@ fn holds(buffer: &Arc<dyn Buffer>, byte: u8) -> bool {
 
 impl TestQp {
     fn new(device: SoftDevice, srq: Option<Arc<dyn SharedReceiveQueue>>, depth: u32) -> Self {
+        Self::of_type(QpType::Rc, device, srq, depth)
+    }
+
+    fn of_type(
+        qp_type: QpType,
+        device: SoftDevice,
+        srq: Option<Arc<dyn SharedReceiveQueue>>,
+        depth: u32,
+    ) -> Self {
         let cq = device.create_cq(&cq_init(depth)).unwrap();
+        let init = QpInit {
+            qp_type,
+            ..qp_init(&cq, srq)
+        };
         Self {
-            qp: device.create_qp(PD, &qp_init(&cq, srq)).unwrap(),
+            qp: device.create_qp(PD, &init).unwrap(),
             region: region(&device, PD),
             cq,
             device,
@@ -209,15 +222,21 @@ fn connect(ends: &mut [TestQp; 2]) {
 
 /// Connects a queue pair to another.
 fn join(qp: &mut SoftQp, gid: Gid, qpn: Qpn) {
+    let is_reliable = qp.qp_type().is_reliable();
+    let rtr = to_rtr(gid, qpn);
     let steps = [
         to_init(),
-        to_rtr(gid, qpn),
+        QpAttr {
+            max_dest_rd_atomic: rtr.max_dest_rd_atomic.filter(|_| is_reliable),
+            min_rnr_timer: rtr.min_rnr_timer.filter(|_| is_reliable),
+            ..rtr
+        },
         QpAttr {
             sq_psn: Some(Psn::truncated(1)),
-            timeout: Some(0),
-            retry_count: Some(7),
-            rnr_retry: Some(7),
-            max_rd_atomic: Some(1),
+            timeout: is_reliable.then_some(0),
+            retry_count: is_reliable.then_some(7),
+            rnr_retry: is_reliable.then_some(7),
+            max_rd_atomic: is_reliable.then_some(1),
             ..QpAttr::to_state(QpState::Rts)
         },
     ];

@@ -324,6 +324,16 @@ impl SoftQp {
     pub(crate) fn remembered(&self) -> Option<(usize, usize)> {
         self.engine.datagrams().map(datagram::Datagrams::remembered)
     }
+
+    /// Returns its transport.
+    pub(crate) fn qp_type(&self) -> QpType {
+        self.core.qp_type
+    }
+
+    /// Returns whether it is unreliable, and has taken back what its dead peer held.
+    pub(crate) fn has_outlived_its_peer(&self) -> bool {
+        self.core.outlived.load(Ordering::Acquire)
+    }
 }
 
 /// A posting call in progress.

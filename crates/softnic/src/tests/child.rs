@@ -240,10 +240,11 @@ impl ChildState {
     fn play(&mut self, verb: &str, words: &[&str]) {
         let number = |at: usize| words[at].parse::<u64>().unwrap();
         match verb {
-            "end" | "wide" => {
+            "end" | "wide" | "unreliable" => {
                 self.end = None;
                 let end = match verb {
                     "wide" => super::local_mrs::wide_end(self.device.again()),
+                    "unreliable" => TestQp::of_type(QpType::Uc, self.device.again(), None, 64),
                     _ => TestQp::new(self.device.again(), None, 64),
                 };
                 let gid = u128::from_be_bytes(self.device.info().gid.0);

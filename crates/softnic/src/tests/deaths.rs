@@ -19,6 +19,16 @@ const DEPTH: u32 = 8;
 
 impl SrqDeathFixture {
     fn new(fabric: &Fabric, device: &SoftDevice, shared: bool, host: &str) -> Self {
+        Self::of_type(QpType::Rc, fabric, device, shared, host)
+    }
+
+    fn of_type(
+        qp_type: QpType,
+        fabric: &Fabric,
+        device: &SoftDevice,
+        shared: bool,
+        host: &str,
+    ) -> Self {
         let srq = shared.then(|| {
             let init = SrqInit {
                 max_wr: DEPTH,
@@ -28,9 +38,13 @@ impl SrqDeathFixture {
             device.create_srq(PD, &init).unwrap()
         });
         let as_dyn = srq.clone().map(|srq| srq as Arc<dyn SharedReceiveQueue>);
-        let mut ours = TestQp::new(device.again(), as_dyn, 32);
+        let mut ours = TestQp::of_type(qp_type, device.again(), as_dyn, 32);
         let mut other = PeerTestProcess::start(fabric, host);
-        other.join(&mut ours.qp, device);
+        let kind = match qp_type {
+            QpType::Uc => "unreliable",
+            _ => "end",
+        };
+        other.join_as(kind, &mut ours.qp, device);
         let posted = std::collections::BTreeSet::new();
         Self {
             ours,
@@ -73,6 +87,43 @@ impl SrqDeathFixture {
             assert!(was_posted, "{completion:?} completed twice");
         }
         got
+    }
+
+    /// Checks, after the death of the other process at the end of an unreliable connection, that the survivor is in RTS
+    /// and that every receive has completed or is posted.
+    fn check_unreliable(mut self, device: &SoftDevice) {
+        until("the end of the peer", || {
+            self.poll();
+            self.ours.qp.has_outlived_its_peer()
+        });
+        while self.poll() > 0 {}
+        assert_eq!(self.ours.qp.state(), QpState::Rts);
+        let events = std::iter::from_fn(|| device.next_async_event());
+        let fatal = AsyncEvent::QpFatal(self.ours.qp.qpn());
+        assert!(!events.into_iter().any(|event| event == fatal));
+        let Some(srq) = self.srq.take() else {
+            // All that are posted are flushed, once each.
+            let error = QpAttr::to_state(QpState::Error);
+            self.ours.qp.modify(&error).unwrap();
+            return until("all receives", || {
+                self.poll();
+                self.posted.is_empty()
+            });
+        };
+        // Messages of another connection take every receive.
+        let mut reader = TestQp::new(device.again(), Some(srq), 32);
+        let mut writer = TestQp::new(device.again(), None, 32);
+        let gid = device.info().gid;
+        let (there, here) = (writer.qp.qpn(), reader.qp.qpn());
+        join(&mut reader.qp, gid, there);
+        join(&mut writer.qp, gid, here);
+        for _ in 0..self.posted.len() {
+            writer.post(SendOp::Send);
+            assert_eq!(writer.completed().status, Status::Success);
+            let done = reader.completed();
+            assert!(self.posted.remove(&done.wr_id), "{done:?} completed twice");
+        }
+        assert!(self.posted.is_empty());
     }
 
     /// Checks, after the other process's death, that every receive completes or is flushed once, and that
@@ -164,6 +215,27 @@ fn kills_at_any_send_point_cost_and_block_nothing() {
             struck.check(&device);
         }
         assert!(points >= 12, "only {points} points were passed");
+    }
+}
+
+#[test]
+fn kills_at_any_send_point_of_an_unreliable_connection_lose_a_message_and_no_receive() {
+    let fabric = Fabric::new();
+    for shared in [false, true] {
+        let mut points = 0;
+        for point in 0.. {
+            let device = fabric.open("soft:h1");
+            let mut struck = SrqDeathFixture::of_type(QpType::Uc, &fabric, &device, shared, "h2");
+            struck.fill();
+            struck.other.tell(&format!("kill {point}"));
+            struck.other.tell("send 2");
+            if struck.other.hears_or_died("sent").is_some() {
+                break;
+            }
+            points += 1;
+            struck.check_unreliable(&device);
+        }
+        assert!(points >= 10, "only {points} points were passed");
     }
 }
 

@@ -585,7 +585,20 @@ impl QpCore {
     /// Flushes the receives that the peer took and did not complete. Call it only when the peer is
     /// executing nothing on this queue pair any more.
     pub(crate) fn settle(&self) {
-        let taken = self.take_back();
+        for (position, receive) in self.take_back_incomplete() {
+            self.flush_receive(receive.wr_id, position);
+        }
+        let first = !self.settled.swap(true, Ordering::AcqRel);
+        if first && self.srq.is_some() {
+            self.row().executing.events.fetch_add(1, Ordering::Relaxed);
+            self.context.events.last_wqe(self.qpn);
+        }
+    }
+
+    /// Takes back the receives that the peer took, and returns those that have not completed. Call it only when the peer
+    /// is executing nothing on this queue pair any more.
+    fn take_back_incomplete(&self) -> Vec<(u64, RecvSlot)> {
+        let mut taken = self.take_back();
         if let (Some(srq), false) = (&self.srq, taken.is_empty()) {
             srq.look_at_limit();
         }
@@ -598,17 +611,11 @@ impl QpCore {
                 }
             });
         }
-        for (position, receive) in taken {
-            let polled = self.row().rq_retired.load(Ordering::Relaxed) > position;
-            if !polled && !unpolled.contains(&position) {
-                self.flush_receive(receive.wr_id, position);
-            }
-        }
-        let first = !self.settled.swap(true, Ordering::AcqRel);
-        if first && self.srq.is_some() {
-            self.row().executing.events.fetch_add(1, Ordering::Relaxed);
-            self.context.events.last_wqe(self.qpn);
-        }
+        taken.retain(|(position, _)| {
+            let polled = self.row().rq_retired.load(Ordering::Relaxed) > *position;
+            !polled && !unpolled.contains(position)
+        });
+        taken
     }
 
     /// Flushes a queue pair that is in error, on the progress thread. `false` if the peer is still
@@ -648,7 +655,7 @@ impl QpCore {
     /// Goes on without the dead peer of an unreliable connection, which nobody tells of the death. The receives that
     /// the peer had taken are posted again: their messages are incomplete, and lost.
     fn outlive_peer(self: &Arc<Self>) {
-        for (position, receive) in self.take_back() {
+        for (position, receive) in self.take_back_incomplete() {
             if !self.post_again(position, &receive) {
                 self.siblings.post_later(self, position, receive);
             }
