@@ -21,6 +21,9 @@ mod arch;
 #[path = "ordered_copy/portable.rs"]
 mod arch;
 
+/// Longest copy, in bytes, that is a few instructions in its caller if it is aligned.
+const SHORT_MAX: usize = 256;
+
 /// Whether bytes become visible in ascending address order.
 pub const IN_ORDER: bool = cfg!(target_arch = "x86_64");
 
@@ -43,6 +46,25 @@ pub unsafe fn copy_in_order(dst: *mut u8, src: *const u8, len: usize) {
         // SAFETY: the caller's contract is the same.
         unsafe { arch::copy_in_order(dst, src, len) }
     }
+}
+
+/// Returns whether [`copy_in_order`] of these bytes is a few instructions in its caller: short, and aligned. Then
+/// [`copy_short_in_order`] copies them.
+#[inline(always)]
+pub fn is_short(dst: *const u8, src: *const u8, len: usize) -> bool {
+    // `src` is a multiple of 8 exactly if its double is one of 16.
+    len <= SHORT_MAX && (dst.addr() | len | src.addr().wrapping_mul(2)).is_multiple_of(16)
+}
+
+/// Does what [`copy_in_order`] does, for bytes that are [short](is_short). Calls no function.
+///
+/// # Safety
+/// As [`copy_in_order`], and [`is_short`] holds.
+#[inline(always)]
+pub unsafe fn copy_short_in_order(dst: *mut u8, src: *const u8, len: usize) {
+    debug_assert!(is_short(dst, src, len));
+    // SAFETY: the caller's contract is the same.
+    unsafe { arch::copy_short_in_order(dst, src, len) }
 }
 
 /// Copies `len` bytes to `dst` with non-temporal stores, which bypass the caches. Stores every aligned 8-byte
@@ -137,12 +159,33 @@ mod tests {
         assert_eq!(got, expected, "dst {dst_at}, src {src_at}, len {len}");
     }
 
+    unsafe fn copy_if_short(dst: *mut u8, src: *const u8, len: usize) {
+        // SAFETY: the caller's contract is the same.
+        unsafe {
+            match is_short(dst, src, len) {
+                true => copy_short_in_order(dst, src, len),
+                false => copy_in_order(dst, src, len),
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_short() {
+        let at = |address: usize| std::ptr::without_provenance::<u8>(address);
+        for (dst, src, len) in [(64, 8, 64), (64, 16, 256), (16, 24, 16)] {
+            assert!(is_short(at(dst), at(src), len));
+        }
+        for (dst, src, len) in [(65, 8, 64), (64, 9, 64), (64, 16, 512), (64, 64, 8)] {
+            assert!(!is_short(at(dst), at(src), len));
+        }
+    }
+
     #[test]
     fn all_small_lengths_and_alignments() {
         for len in 0..=140 {
             for dst_at in 0..34 {
                 check(dst_at, (dst_at * 5 + len) % 17, len);
-                for copy in [copy_non_temporal, copy_in_any_order] {
+                for copy in [copy_non_temporal, copy_in_any_order, copy_if_short] {
                     check_copy(copy, (dst_at, (dst_at * 5 + len) % 17, len));
                 }
             }

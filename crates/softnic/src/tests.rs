@@ -43,6 +43,7 @@ mod memory_limits;
 mod observers;
 mod other_user;
 mod refusals;
+mod write_path;
 
 /// Far longer than anything in a correct run takes.
 const LIMIT: std::time::Duration = std::time::Duration::from_secs(120);

@@ -203,6 +203,8 @@ pub struct Region {
     rkey: u32,
     access: Access,
     atomic_aligned_8: bool,
+    /// Address of the buffer.
+    start: u64,
     // Deregistration must come before the memory is freed, so this field must stay ahead of `buffer`.
     _registration: Box<dyn Send + Sync>,
     buffer: Arc<dyn Buffer>,
@@ -222,6 +224,7 @@ impl Region {
             rkey,
             access,
             atomic_aligned_8: true,
+            start: buffer.as_ptr() as u64,
             _registration: registration,
             buffer,
         }
@@ -276,7 +279,7 @@ impl Region {
 
     /// The address of byte `offset`, for this process's requests and for peers alike.
     pub fn addr(&self, offset: usize) -> u64 {
-        self.buffer.as_ptr() as u64 + offset as u64
+        self.start + offset as u64
     }
 
     /// A scatter/gather entry for `len` bytes from `offset`. The device checks the bounds.

@@ -34,6 +34,16 @@ pub(super) unsafe fn copy_in_order(dst: *mut u8, src: *const u8, len: usize) {
 /// Does what [`copy_in_order`] does.
 ///
 /// # Safety
+/// As [`copy_short_in_order`](super::copy_short_in_order).
+#[inline]
+pub(super) unsafe fn copy_short_in_order(dst: *mut u8, src: *const u8, len: usize) {
+    // SAFETY: the caller's contract is the same.
+    unsafe { copy_in_order(dst, src, len) };
+}
+
+/// Does what [`copy_in_order`] does.
+///
+/// # Safety
 /// As [`copy_in_any_order`](super::copy_in_any_order).
 pub(super) unsafe fn copy_in_any_order(dst: *mut u8, src: *const u8, len: usize) {
     // SAFETY: the caller's contract is the same.

@@ -6,9 +6,6 @@ use core::arch::x86_64::{
     _mm_stream_si128, _mm256_loadu_si256,
 };
 
-/// Longest copy, in bytes, that is inlined if aligned.
-const INLINE_BYTES_MAX: usize = 256;
-
 /// From this many bytes on, it is worth checking whether the processor has wider stores.
 const WIDE_BYTES_MIN: usize = 512;
 
@@ -31,16 +28,21 @@ pub(super) fn prefetch_read(at: *const u8) {
 /// As [`copy_in_order`](super::copy_in_order).
 #[inline(always)]
 pub(super) unsafe fn copy_in_order(dst: *mut u8, src: *const u8, len: usize) {
-    if len <= INLINE_BYTES_MAX
-        && (dst.addr() | len).is_multiple_of(16)
-        && src.addr().is_multiple_of(8)
-    {
-        // SAFETY: by the caller's contract; alignment and length were checked above.
-        unsafe { copy_blocks_of_16(dst, src, len, load_words) };
+    if super::is_short(dst, src, len) {
+        // SAFETY: the caller's contract is the same.
+        unsafe { copy_short_in_order(dst, src, len) };
     } else {
         // SAFETY: the caller's contract is the same.
         unsafe { copy_in_order_any(dst, src, len) };
     }
+}
+
+/// # Safety
+/// As [`copy_short_in_order`](super::copy_short_in_order).
+#[inline(always)]
+pub(super) unsafe fn copy_short_in_order(dst: *mut u8, src: *const u8, len: usize) {
+    // SAFETY: by the caller's contract; alignment and length are those of short bytes.
+    unsafe { copy_blocks_of_16(dst, src, len, load_words) };
 }
 
 /// Loads a block as two words. A message is often written one word at a time just before it is sent. A load

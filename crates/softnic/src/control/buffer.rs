@@ -14,7 +14,7 @@ use crate::datapath::mr_key_check::valid;
 use crate::datapath::qp::QueuePairs;
 use crate::datapath::quarantine::Quarantined;
 use crate::table::arena::{ArenaAllocation, SegmentKind};
-use crate::table::local_mrs::{DeregisteredFlag, LocalMr};
+use crate::table::local_mrs::{KeyWord, LocalMr};
 use crate::table::row_allocator::Rows;
 use crate::table::rows::{MAX_REGION, NO_ROW, SegmentOffset};
 
@@ -194,7 +194,7 @@ pub(crate) fn register(
     entry.access.store(access.bits(), Ordering::Relaxed);
     entry.pd.store(pd, Ordering::Relaxed);
     let area = LocalMr {
-        ended: DeregisteredFlag::default(),
+        word: KeyWord::new(word),
         start,
         len,
         access,

@@ -184,6 +184,11 @@ impl Context {
         }))
     }
 
+    /// Returns the process that opened the device, among forked ones.
+    pub(crate) fn made_by(&self) -> ForkGeneration {
+        self.made_by
+    }
+
     /// Returns whether this process is a forked child of the one that opened the device.
     #[inline(always)]
     pub(crate) fn is_foreign(&self) -> bool {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use headworks_shm::SharedSegment;
-use headworks_shm::ordered_copy::{self, copy_in_order, copy_non_temporal};
+use headworks_shm::ordered_copy::{self, copy_in_order, copy_non_temporal, copy_short_in_order};
 
 use crate::hostile::Extent;
 
@@ -116,6 +116,26 @@ pub(crate) fn copy_span(to: Span, from: Span) {
     // SAFETY: both spans are mapped for their length by `Span::new`'s contract. They may overlap
     // only if a program writes a region onto itself. Then the result is bytes of that region.
     unsafe { copy_in_order(to.start, from.start, from.len) };
+}
+
+/// Does what [`copy_span`] does, without a call, for a span that is [short](ordered_copy::is_short) and aligned or an aligned
+/// word. Otherwise returns false and does nothing.
+#[inline(always)]
+pub(crate) fn copy_short_span(to: Span, from: Span) -> bool {
+    debug_assert_eq!(to.len, from.len);
+    if !ordered_copy::IN_ORDER {
+        fence(Ordering::Release);
+    }
+    if ordered_copy::is_short(to.start, from.start, from.len) {
+        // SAFETY: as in `copy_span`.
+        unsafe { copy_short_in_order(to.start, from.start, from.len) };
+    } else if to.is_aligned_word() {
+        // SAFETY: as in `copy_span`.
+        unsafe { copy_in_order(to.start, from.start, size_of::<u64>()) };
+    } else {
+        return false;
+    }
+    true
 }
 
 /// [`copy_span`] with non-temporal stores. The bytes become visible in no defined order.
@@ -298,7 +318,6 @@ impl<'a> SpanCursor<'a> {
 }
 
 /// Address and length of mapped memory, as cached translations hold them. May be sent between threads.
-#[derive(Clone)]
 pub(crate) struct MappedAddress {
     start: usize,
     len: usize,
@@ -342,7 +361,9 @@ impl MappedAddress {
     /// Returns `len` bytes from `offset`, if in range.
     #[inline(always)]
     pub(crate) fn span(&self, offset: u64, len: usize) -> Option<Span> {
-        let inside = len <= self.len && offset <= (self.len - len) as u64;
+        // One addition and one comparison; a sum that overflows is not inside.
+        let end = offset.checked_add(len as u64);
+        let inside = end.is_some_and(|end| end <= self.len as u64);
         // SAFETY: in range of memory mapped under `MappedAddress::new`'s contract.
         inside.then(|| unsafe { Span::new((self.start + offset as usize) as *mut u8, len) })
     }

@@ -1,13 +1,16 @@
 //! Translation of key and address to mapped memory: checked as a NIC checks them, and cached per queue pair.
 
-use std::sync::atomic::Ordering;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
+use headworks_shm::SharedSegment;
 use headworks_verbs::{Access, Sge};
 
 use crate::datapath::copy::{MappedAddress, Span};
 use crate::datapath::cross_process_copy::RemoteRange;
 use crate::datapath::remote_memory::RemoteSpan;
-use crate::table::local_mrs::{DeregisteredFlag, LocalMrs};
+use crate::table::local_mrs::{KeyWord, LocalMrs};
 use crate::table::peer::Peer;
 use crate::table::rows::{NO_ROW, RegionRow, RowRef, SegmentOffset};
 
@@ -32,16 +35,16 @@ pub(crate) struct Refused;
 /// allocated only when a second region is used.
 #[derive(Default)]
 pub(crate) struct MrKeyCheck {
-    /// The first region used, as long as it is valid.
-    first: Option<CachedMr>,
+    /// The first region used, as long as it is valid. Until then, a translation that is never valid.
+    first: CachedMr,
     more: Option<Box<[Option<CachedMr>; WAYS]>>,
 }
 
 const WAYS: usize = 8;
 
-struct CachedMr {
+/// The translation of one key.
+pub(crate) struct CachedMr {
     life: MrLiveness,
-    key: u32,
     access: Access,
     /// Whether the memory is mapped only in its own process.
     across: bool,
@@ -49,12 +52,59 @@ struct CachedMr {
     mapped: MappedAddress,
 }
 
-/// Shows whether the registration is still the one that was read.
-enum MrLiveness {
-    /// A peer's registration: live as long as its row has this `key` word.
-    Theirs(RowRef<RegionRow>, u64),
-    /// A registration of this process. Its row is not used: peers can write it.
-    Ours(DeregisteredFlag),
+/// Shows whether the registration is still the one that was read: as long as it is, a word has the value `expect`.
+struct MrLiveness {
+    word: NonNull<AtomicU64>,
+    expect: u64,
+    /// What holds the word.
+    _table: Option<Arc<SharedSegment>>,
+    _own: Option<Arc<AtomicU64>>,
+}
+
+// SAFETY: the word is an atomic, and is kept.
+unsafe impl Send for MrLiveness {}
+// SAFETY: as above.
+unsafe impl Sync for MrLiveness {}
+
+/// Word of a translation that is never valid.
+static NEVER: AtomicU64 = AtomicU64::new(1);
+
+impl MrLiveness {
+    /// For the registration of a peer, as long as its row has this `key` word.
+    fn theirs(row: RowRef<RegionRow>, expect: u64) -> Self {
+        Self {
+            word: NonNull::from(&row.key),
+            expect,
+            _table: Some(row.into_table()),
+            _own: None,
+        }
+    }
+
+    /// For a registration of this process. Its row is not used: peers can write it.
+    fn ours(word: &KeyWord) -> Self {
+        Self {
+            word: NonNull::from(&**word.now()),
+            expect: word.registered(),
+            _table: None,
+            _own: Some(word.now().clone()),
+        }
+    }
+
+    fn never() -> Self {
+        Self {
+            word: NonNull::from(&NEVER),
+            expect: 0,
+            _table: None,
+            _own: None,
+        }
+    }
+
+    #[inline(always)]
+    fn is_live(&self) -> bool {
+        // SAFETY: the word is static, or in what `_table` or `_own` holds, and stays there as long as that lives.
+        let word = unsafe { self.word.as_ref() };
+        word.load(Ordering::Acquire) == self.expect
+    }
 }
 
 impl MrKeyCheck {
@@ -82,12 +132,30 @@ impl MrKeyCheck {
         self.known(key).map_or(0, |entry| entry.mapped.len())
     }
 
+    /// Returns the first translation, if it is that of `key` and allows `need`.
+    pub(crate) fn first(&self, key: u32, need: Access) -> Option<&CachedMr> {
+        let is_it = self.first.key() == key && self.first.access.contains(need);
+        is_it.then_some(&self.first)
+    }
+
+    /// Returns `len` bytes at `addr` under `key`, if the first translation is that of the key and still valid. The caller has
+    /// checked the access rights.
+    #[inline(always)]
+    pub(crate) fn first_span(&self, key: u32, addr: u64, len: usize) -> Option<Span> {
+        if self.first.key() != key || !self.first.is_live() {
+            return None;
+        }
+        self.first
+            .mapped
+            .span(addr.wrapping_sub(self.first.addr), len)
+    }
+
     /// Returns the entry read under `key`, valid or not.
     #[inline(always)]
     fn known(&self, key: u32) -> Option<&CachedMr> {
-        match &self.first {
-            Some(first) if first.key == key => Some(first),
-            _ => self.further(key),
+        match self.first.key() == key {
+            true => Some(&self.first),
+            false => self.further(key),
         }
     }
 
@@ -100,17 +168,15 @@ impl MrKeyCheck {
     #[inline(always)]
     fn further(&self, key: u32) -> Option<&CachedMr> {
         let entry = self.more.as_ref()?[key as usize % WAYS].as_ref()?;
-        (entry.key == key).then_some(entry)
+        (entry.key() == key).then_some(entry)
     }
 
     fn keep(&mut self, key: u32, entry: CachedMr) {
-        let place = match &mut self.first {
-            Some(first) if first.key != key && first.is_live() => {
-                &mut self.more.get_or_insert_default()[key as usize % WAYS]
-            }
-            first => first,
-        };
-        *place = Some(entry);
+        if self.first.key() == key || !self.first.is_live() {
+            self.first = entry;
+        } else {
+            self.more.get_or_insert_default()[key as usize % WAYS] = Some(entry);
+        }
     }
 
     /// Returns `len` bytes at `addr` under `key`, in the memory of the context `peer`. Refuses a region of a
@@ -214,14 +280,30 @@ impl MrKeyCheck {
     }
 }
 
+impl Default for CachedMr {
+    /// A translation that is never valid.
+    fn default() -> Self {
+        Self {
+            life: MrLiveness::never(),
+            access: Access::NONE,
+            across: false,
+            addr: 0,
+            mapped: MappedAddress::elsewhere(0),
+        }
+    }
+}
+
 impl CachedMr {
     /// Returns whether the registration is still the one that was read.
     #[inline(always)]
     fn is_live(&self) -> bool {
-        match &self.life {
-            MrLiveness::Theirs(row, word) => row.key.load(Ordering::Acquire) == *word,
-            MrLiveness::Ours(ended) => !ended.get(),
-        }
+        self.life.is_live()
+    }
+
+    /// Returns the key, which is in the word of its liveness.
+    #[inline(always)]
+    fn key(&self) -> u32 {
+        self.life.expect as u32
     }
 
     /// Returns `len` bytes at `addr`, if the region has them.
@@ -268,8 +350,7 @@ impl CachedMr {
             unsafe { MappedAddress::new(start, len, Some(keep)) }
         };
         Some(Self {
-            life: MrLiveness::Theirs(row, word),
-            key,
+            life: MrLiveness::theirs(row, word),
             access,
             across,
             addr,
@@ -282,12 +363,11 @@ impl CachedMr {
     fn own(local_mrs: &LocalMrs, (key, pd): (u32, u32)) -> Option<Self> {
         let area = local_mrs.find(key).filter(|area| area.pd == pd)?;
         // SAFETY: a buffer is mapped at its address at least until it is deregistered and uses in flight are
-        // over. By then `ended` is set, so the entry is not used. Keeping the buffer here would only delay
+        // over. By then its flag has another value, so the entry is not used. Keeping the buffer here would only delay
         // its release.
         let mapped = unsafe { MappedAddress::new(area.start as *mut u8, area.len, None) };
         Some(Self {
-            life: MrLiveness::Ours(area.ended),
-            key,
+            life: MrLiveness::ours(&area.word),
             access: area.access,
             across: false,
             addr: area.start as u64,

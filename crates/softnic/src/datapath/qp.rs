@@ -9,6 +9,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use headworks_shm::fork::ForkGeneration;
 use headworks_shm::lane::LaneBypass;
 use headworks_shm::{SlotQueue, asymmetric_fence};
 use headworks_verbs::{
@@ -16,7 +17,9 @@ use headworks_verbs::{
     QpState, QpType, Qpn, QueuePair, RecvWr, SendFlags, SendOp, SendWr, Status,
 };
 
+use crate::crash_points;
 use crate::datapath::context::{Context, ContextRelease};
+use crate::datapath::copy::{copy_short_span, copy_span};
 use crate::datapath::cq::{self, Resume};
 use crate::datapath::srq::{OWNER, ReceiveQueue, SoftSrq};
 use crate::table::addresses::{PeerKey, key_of, slot_of};
@@ -34,6 +37,7 @@ mod pending;
 mod queue_pairs;
 mod remote_qp;
 mod states;
+mod write_path;
 
 use engine::{Engine, Outcome, OwnWrIds, Request, RequestProgress, SameWrId, WrIds, WriteSource};
 use hostile_qp::HostileQp;
@@ -42,6 +46,7 @@ use pending::{Pending, PendingRequest};
 pub(crate) use queue_pairs::QueuePairs;
 pub(crate) use remote_qp::RemoteQp;
 pub(crate) use states::{QpParts, checked_caps};
+use write_path::PeerLink;
 
 /// Longest request executed within the call that posts it, in bytes. Later calls execute longer ones, in
 /// chunks of about this size.
@@ -109,6 +114,8 @@ pub(crate) struct SoftQp {
     core: Arc<QpCore>,
     caps: QpCaps,
     engine: Engine,
+    /// The process that made it, among forked ones.
+    made_by: ForkGeneration,
     /// Number of send requests posted in total.
     posted: u64,
     rts: QpLife,
@@ -480,8 +487,67 @@ impl PostCall<'_> {
 }
 
 impl SoftQp {
+    /// Posts a chain. A short WRITE that is posted alone, and takes the path of the one before it, needs the fewest
+    /// instructions: whatever needs a call is in other functions, so that this one saves no registers.
     #[inline(always)]
     fn post(&mut self, wrs: &[SendWr<'_>], numbers: impl WrIds) -> Result<(), PostError> {
+        if let [wr] = wrs
+            && let SendOp::Write(remote) = &wr.op
+            && let PeerLink::Open(peer) = &self.engine.remote_qp
+            && !self.made_by.is_foreign()
+        {
+            if wr.flags.contains(SendFlags::SIGNALED) {
+                return self.post_on_path(wr, numbers);
+            }
+            let (row, posted) = (self.core.row(), self.posted);
+            let executing = row.executing.post(posted);
+            asymmetric_fence::light_assuming_supported();
+            let ours = (row, &self.rts, &self.caps);
+            if let Some((to, from)) = self.engine.take_path(peer, ours, posted, wr, remote) {
+                crash_points::at("write");
+                if copy_short_span(to, from) {
+                    to.expect_next();
+                    count(&row.executing.sent_bytes, from.len() as u64);
+                    executing.end(posted + 1);
+                    self.posted = posted + 1;
+                    return Ok(());
+                }
+            }
+            executing.end(posted);
+            return self.post_on_path(wr, numbers);
+        }
+        self.post_checked(wrs, numbers)
+    }
+
+    /// Posts one WRITE that may take the path of the one before it: one that is signalled, or whose copy is not short.
+    #[inline(never)]
+    fn post_on_path(&mut self, wr: &SendWr<'_>, numbers: impl WrIds) -> Result<(), PostError> {
+        if let (SendOp::Write(remote), PeerLink::Open(peer)) = (&wr.op, &self.engine.remote_qp) {
+            let (row, posted) = (self.core.row(), self.posted);
+            let executing = row.executing.post(posted);
+            asymmetric_fence::light_assuming_supported();
+            let ours = (row, &self.rts, &self.caps);
+            let taken = self.engine.take_path(peer, ours, posted, wr, remote);
+            if let Some((to, from)) = taken.filter(|(_, from)| from.len() <= INLINE_MAX) {
+                crash_points::at("write");
+                copy_span(to, from);
+                to.expect_next();
+                count(&row.executing.sent_bytes, from.len() as u64);
+                self.posted = posted + 1;
+                if wr.flags.contains(SendFlags::SIGNALED) {
+                    self.core.complete_write(numbers.of(wr), self.posted);
+                }
+                executing.end(posted + 1);
+                return Ok(());
+            }
+            executing.end(posted);
+        }
+        self.post_checked(std::slice::from_ref(wr), numbers)
+    }
+
+    #[inline(never)]
+    fn post_checked(&mut self, wrs: &[SendWr<'_>], numbers: impl WrIds) -> Result<(), PostError> {
+        self.engine.close_path();
         match wrs {
             [wr] if self.post_one_write(wr, numbers) => Ok(()),
             _ => self.post_all(wrs, numbers),
@@ -494,9 +560,9 @@ impl SoftQp {
     fn post_one_write(&mut self, wr: &SendWr<'_>, numbers: impl WrIds) -> bool {
         let (core, engine) = (&*self.core, &self.engine);
         // Other requests are marked once, by `post_all`.
-        if !matches!(wr.op, SendOp::Write(_)) {
+        let SendOp::Write(remote) = wr.op else {
             return false;
-        }
+        };
         let Some(peer) = engine.peer().filter(|_| !core.context.is_foreign()) else {
             return false;
         };
@@ -513,6 +579,9 @@ impl SoftQp {
             }
         }
         executing.end(self.posted);
+        if is_done {
+            self.engine.open_path(self.core.signal_all, wr, remote);
+        }
         is_done
     }
 

@@ -4,27 +4,43 @@
 //! rows.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use headworks_verbs::Access;
 
-/// Whether a registration has ended. This process checks the flag with each request, as a peer checks the
-/// row's key. Deregistration sets it before its heavy fence.
-#[derive(Clone, Default)]
-pub(crate) struct DeregisteredFlag(Arc<AtomicBool>);
+/// The `key` word of a registration, as its row has it. This process checks the word with each request, as a peer checks the
+/// row's. Deregistration clears it before its heavy fence.
+#[derive(Clone)]
+pub(crate) struct KeyWord {
+    now: Arc<AtomicU64>,
+    registered: u64,
+}
 
-impl DeregisteredFlag {
-    #[inline(always)]
-    pub(crate) fn get(&self) -> bool {
-        self.0.load(Ordering::Acquire)
+impl KeyWord {
+    /// Makes the word of a registration that begins.
+    pub(crate) fn new(registered: u64) -> Self {
+        Self {
+            now: Arc::new(AtomicU64::new(registered)),
+            registered,
+        }
+    }
+
+    /// Returns the word.
+    pub(crate) fn now(&self) -> &Arc<AtomicU64> {
+        &self.now
+    }
+
+    /// Returns the value that the word has while the registration lasts.
+    pub(crate) fn registered(&self) -> u64 {
+        self.registered
     }
 }
 
 /// A registration: its memory, access and protection domain.
 #[derive(Clone)]
 pub(crate) struct LocalMr {
-    pub(crate) ended: DeregisteredFlag,
+    pub(crate) word: KeyWord,
     pub(crate) start: usize,
     pub(crate) len: usize,
     pub(crate) access: Access,
@@ -57,11 +73,11 @@ impl LocalMrs {
     }
 
     /// Ends the registration under `key`. When this returns, every reader that used the registration while it
-    /// held the lock is done. A reader that uses it without the lock checks the `ended` flag; after a heavy fence
+    /// held the lock is done. A reader that uses it without the lock checks its word; after a heavy fence
     /// no such reader starts to use the memory.
     pub(crate) fn leave(&self, key: u32) {
         if let Some(area) = self.lock().0.remove(&key) {
-            area.ended.0.store(true, Ordering::Relaxed);
+            area.word.now.store(0, Ordering::Relaxed);
         }
     }
 

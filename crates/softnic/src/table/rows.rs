@@ -545,7 +545,7 @@ impl Table {
     fn held<T>(&self, row: &T) -> RowRef<T> {
         RowRef {
             row: NonNull::from(row),
-            _table: self.segment.clone(),
+            table: self.segment.clone(),
         }
     }
 
@@ -595,7 +595,7 @@ impl Table {
 /// A table's row that is kept mapped, so that it need not be found again.
 pub(crate) struct RowRef<T> {
     row: NonNull<T>,
-    _table: Arc<SharedSegment>,
+    table: Arc<SharedSegment>,
 }
 
 // SAFETY: as for `Table`.
@@ -603,12 +603,19 @@ unsafe impl<T: Sync> Send for RowRef<T> {}
 // SAFETY: as for `Table`.
 unsafe impl<T: Sync> Sync for RowRef<T> {}
 
+impl<T> RowRef<T> {
+    /// Returns the table, which keeps the row mapped.
+    pub(crate) fn into_table(self) -> Arc<SharedSegment> {
+        self.table
+    }
+}
+
 impl<T> std::ops::Deref for RowRef<T> {
     type Target = T;
 
     #[inline(always)]
     fn deref(&self) -> &T {
-        // SAFETY: only `Table::held` makes these, from a row in `_table`, which is still mapped. Rows
+        // SAFETY: only `Table::held` makes these, from a row in `table`, which is still mapped. Rows
         // consist of atomics only.
         unsafe { self.row.as_ref() }
     }

@@ -10,6 +10,7 @@ use headworks_shm::asymmetric_fence;
 
 use super::datagram::Datagrams;
 use super::deliver::ReceiveClaim;
+use super::write_path::PeerLink;
 use super::{INLINE_MAX, QpCore, RemoteQp, is_inline, opcode_of};
 use crate::crash_points;
 use crate::datapath::bounce::{BounceBuffer, BounceCall, CallKind};
@@ -28,14 +29,19 @@ use operations::{Operation, refused};
 /// Executes the requests of one queue pair. Its only state is cached look-ups and the bounce buffer.
 #[derive(Default)]
 pub(crate) struct Engine {
-    remote_qp: Option<RemoteQp>,
+    pub(super) remote_qp: PeerLink,
     full_fences: bool,
-    local: MrKeyCheck,
-    remote: MrKeyCheck,
-    /// The bounce buffer for requests that only the peer can execute; made at first use.
-    bounce_buffer: Option<Box<BounceBuffer>>,
+    pub(super) local: MrKeyCheck,
+    pub(super) remote: MrKeyCheck,
+    extra: Option<Box<Extra>>,
+}
+
+/// What few queue pairs need; made at first use.
+enum Extra {
+    /// The bounce buffer for requests that only the peer can execute.
+    BounceBuffer(BounceBuffer),
     /// The datagram paths of a UD queue pair.
-    datagrams: Option<Box<Datagrams>>,
+    Datagrams(Datagrams),
 }
 
 /// How an execution step ended.
@@ -245,7 +251,7 @@ impl Engine {
     /// The peer's queue pair, if it is cached. Then [`Engine::full_fences`] is right.
     #[inline(always)]
     pub(crate) fn peer(&self) -> Option<&RemoteQp> {
-        self.remote_qp.as_ref()
+        self.remote_qp.get()
     }
 
     /// Executes a short WRITE, if `wr` is one and can be executed at once, after `posted` requests. Returns whether it did.
@@ -305,7 +311,7 @@ impl Engine {
         wrs: &[SendWr<'_>],
         numbers: impl WrIds,
     ) -> usize {
-        let Some(remote_qp) = &self.remote_qp else {
+        let Some(remote_qp) = self.remote_qp.get() else {
             return 0;
         };
         let mut number = *posted;
@@ -333,17 +339,19 @@ impl Engine {
         budget: usize,
     ) -> Outcome {
         if core.is_datagrams() {
-            let datagrams = self.datagrams.get_or_insert_default();
-            return datagrams.send(core, request, progress.lost, &mut self.local);
+            let fresh = || Box::new(Extra::Datagrams(Datagrams::default()));
+            if let Extra::Datagrams(datagrams) = &mut **self.extra.get_or_insert_with(fresh) {
+                return datagrams.send(core, request, progress.lost, &mut self.local);
+            }
         }
         self.look_up(core);
-        if self.remote_qp.as_ref().is_some_and(|peer| !peer.is_up()) && !core.is_reliable() {
+        if self.remote_qp.get().is_some_and(|peer| !peer.is_up()) && !core.is_reliable() {
             // What is not begun goes to the connection that the peer has now.
             self.reconnect(progress);
             self.look_up(core);
         }
         let is_ahead = progress.ahead;
-        let outcome = match &self.remote_qp {
+        let outcome = match self.remote_qp.get() {
             // A NIC reads the memory of what it sends, whoever receives it.
             None if !core.is_reliable() => match self.has_source(core, request) {
                 true => Outcome::NotReady,
@@ -380,10 +388,7 @@ impl Engine {
         (imm, solicited): (Option<u32>, bool),
         progress: &mut RequestProgress,
     ) -> Option<Outcome> {
-        let remote_qp = self
-            .remote_qp
-            .as_ref()
-            .filter(|remote_qp| remote_qp.is_up())?;
+        let remote_qp = self.remote_qp.get().filter(|remote_qp| remote_qp.is_up())?;
         let from = match from {
             WriteSource::Inline(bytes) => bytes,
             WriteSource::Registered(Sge { addr, len, lkey }) => {
@@ -403,11 +408,11 @@ impl Engine {
 
     /// Finds the peer's queue pair, if it is not cached yet.
     fn look_up(&mut self, core: &QpCore) {
-        if self.remote_qp.is_none() {
-            self.remote_qp = RemoteQp::find(core);
+        if self.remote_qp.get().is_none() {
+            self.remote_qp = RemoteQp::find(core).map_or(PeerLink::None, PeerLink::Known);
             self.full_fences = self
                 .remote_qp
-                .as_ref()
+                .get()
                 .is_some_and(|remote_qp| remote_qp.full_fences)
                 || !asymmetric_fence::supported();
             // The peer may need a full fence between our mark of executing and the accesses that follow.
@@ -419,11 +424,11 @@ impl Engine {
     #[cold]
     fn reconnect(&mut self, progress: &mut RequestProgress) -> Outcome {
         // The peer has taken back what the request held: it begins again.
-        if let Some(remote_qp) = &self.remote_qp {
+        if let Some(remote_qp) = self.remote_qp.get() {
             self.retract(progress, remote_qp);
         }
         *progress = RequestProgress::default();
-        self.remote_qp = None;
+        self.remote_qp = PeerLink::None;
         self.remote = MrKeyCheck::default();
         Outcome::NotReady
     }
@@ -451,12 +456,12 @@ impl Engine {
         budget: usize,
     ) -> Outcome {
         let Self {
-            remote_qp: Some(remote_qp),
+            remote_qp,
             local,
             remote: remote_keys,
             ..
-        } = self
-        else {
+        } = self;
+        let Some(remote_qp) = remote_qp.get() else {
             return Outcome::NotReady;
         };
         let need_here = if writes_here(&request.op) {
@@ -522,12 +527,15 @@ impl Engine {
 
     /// Forgets all datagram paths.
     pub(crate) fn forget_ways(&mut self) {
-        self.datagrams = None;
+        self.extra = None;
     }
 
     #[cfg(test)]
     pub(crate) fn datagrams(&self) -> Option<&Datagrams> {
-        self.datagrams.as_deref()
+        match self.extra.as_deref()? {
+            Extra::Datagrams(datagrams) => Some(datagrams),
+            Extra::BounceBuffer(_) => None,
+        }
     }
 
     /// Executes up to `budget` bytes of a waiting request, or has the peer do so.
@@ -551,14 +559,14 @@ impl Engine {
     /// Returns how long the peer asks to be waited for when it has no receive posted; `None` until the
     /// peer is known.
     pub(crate) fn rnr_timer(&self) -> Option<RnrTimer> {
-        self.remote_qp.as_ref().map(RemoteQp::rnr_timer)
+        self.remote_qp.get().map(RemoteQp::rnr_timer)
     }
 
     /// Has an injected fault refuse a request: moves the peer's queue pair to the error state, if it is there and reliable.
     #[cold]
     pub(crate) fn fail_peer(&mut self, core: &QpCore) {
         self.look_up(core);
-        if let Some(remote_qp) = &self.remote_qp {
+        if let Some(remote_qp) = self.remote_qp.get() {
             remote_qp.refuse();
         }
     }
@@ -567,12 +575,12 @@ impl Engine {
     pub(crate) fn reaches(&mut self, core: &QpCore, request: &Request<'_>) -> bool {
         self.look_up(core);
         let Self {
-            remote_qp: Some(remote_qp),
+            remote_qp,
             local,
             remote: remote_keys,
             ..
-        } = self
-        else {
+        } = self;
+        let Some(remote_qp) = remote_qp.get() else {
             return false;
         };
         let (remote, need, need_here) = match request.op {
@@ -600,7 +608,7 @@ impl Engine {
 
     /// Gives back what a request that will not continue holds of the peer's.
     pub(crate) fn abandon(&self, progress: &mut RequestProgress) {
-        match &self.remote_qp {
+        match self.remote_qp.get() {
             // If the owner may still be writing to the receive, the owner takes it back afterwards.
             Some(remote_qp) if self.retract(progress, remote_qp) && remote_qp.is_up() => {
                 progress.abandon(remote_qp)

@@ -95,6 +95,13 @@ impl RemoteQp {
         &self.row
     }
 
+    /// Returns whether it is in RTS on this connection, and allows WRITEs.
+    #[inline(always)]
+    pub(super) fn takes_writes_in_rts(&self) -> bool {
+        let row = self.row();
+        row.life() == self.rts && row.allows(Access::REMOTE_WRITE)
+    }
+
     /// Returns the generation of the peer's queue pair, which numbers its connections.
     pub(crate) fn generation(&self) -> u64 {
         self.rts.generation()
@@ -119,7 +126,7 @@ impl RemoteQp {
     /// Returns whether the peer's queue pair allows `need`.
     #[inline(always)]
     pub(crate) fn allows(&self, need: Access) -> bool {
-        Access::from_bits_truncate(self.row().access.load(Ordering::Relaxed)).contains(need)
+        self.row().allows(need)
     }
 
     /// Returns whether the peer's queue pair is still on this connection, can receive, and allows WRITEs.
@@ -156,6 +163,12 @@ impl RemoteQp {
 }
 
 impl QpRow {
+    /// Returns whether the queue pair allows the peer `need`.
+    #[inline(always)]
+    pub(super) fn allows(&self, need: Access) -> bool {
+        Access::from_bits_truncate(self.access.load(Ordering::Relaxed)).contains(need)
+    }
+
     /// Returns whether this row, of the context that `core` is connected to, accepts requests from `core`.
     /// It compares what tells a NIC as much: transport, GID, QPN and packet sequence numbers. The responder of an unreliable
     /// connection takes the number of each message's first packet as it comes (9.8.3.1).

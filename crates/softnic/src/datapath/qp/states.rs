@@ -125,6 +125,7 @@ impl SoftQp {
             core,
             caps,
             engine: Engine::default(),
+            made_by: context.made_by(),
             posted: 0,
             rts,
             may_read: init.qp_type.is_reliable(),

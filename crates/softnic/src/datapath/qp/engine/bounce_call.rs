@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 
 use headworks_verbs::{Access, Payload, Status};
 
-use super::{Engine, Outcome, QpCore, Request, RequestProgress, Span, refused, writes_here};
+use super::{Engine, Extra, Outcome, QpCore, Request, RequestProgress, Span, refused, writes_here};
 use crate::crash_points;
 use crate::datapath::bounce::{BounceBuffer, BounceCall, CallKind, CallResult, DATA};
 use crate::datapath::copy::copy_spans;
@@ -25,9 +25,11 @@ impl Engine {
             len: whole_words(&call),
             ..call
         };
-        if self.bounce_buffer.is_none() {
+        if self.extra.is_none() {
             match BounceBuffer::open(&core.context) {
-                Ok(bounce_buffer) => self.bounce_buffer = Some(Box::new(bounce_buffer)),
+                Ok(bounce_buffer) => {
+                    self.extra = Some(Box::new(Extra::BounceBuffer(bounce_buffer)));
+                }
                 Err(error) => {
                     tracing::error!(%error, "no memory for a bounce buffer");
                     return Outcome::Failed(Status::LocalQpOperation);
@@ -40,7 +42,8 @@ impl Engine {
                 return Outcome::Failed(Status::LocalProtection);
             }
         }
-        let (Some(bounce_buffer), Some(remote_qp)) = (&mut self.bounce_buffer, &self.remote_qp)
+        let (Some(Extra::BounceBuffer(bounce_buffer)), Some(remote_qp)) =
+            (self.extra.as_deref_mut(), self.remote_qp.get())
         else {
             return Outcome::NotReady;
         };
@@ -56,12 +59,19 @@ impl Engine {
 
     /// Returns whether this queue pair has a bounce buffer, which peers may have been told of.
     pub(crate) fn has_bounce_buffer(&self) -> bool {
-        self.bounce_buffer.is_some()
+        self.bounce_buffer().is_some()
+    }
+
+    fn bounce_buffer(&self) -> Option<&BounceBuffer> {
+        match self.extra.as_deref()? {
+            Extra::BounceBuffer(bounce_buffer) => Some(bounce_buffer),
+            Extra::Datagrams(_) => None,
+        }
     }
 
     /// Tells the peer again that there is a call: it may not have been ready for it the first time.
     pub(crate) fn ring(&self) {
-        if let Some(remote_qp) = &self.remote_qp {
+        if let Some(remote_qp) = self.remote_qp.get() {
             ring(remote_qp);
         }
     }
@@ -74,13 +84,12 @@ impl Engine {
         progress: &mut RequestProgress,
         call: BounceCall,
     ) -> Outcome {
-        match &self.remote_qp {
+        match self.remote_qp.get() {
             Some(remote_qp) if remote_qp.is_up() => {}
             _ => return self.reconnect(progress),
         }
         let Some(answer) = self
-            .bounce_buffer
-            .as_ref()
+            .bounce_buffer()
             .and_then(|bounce_buffer| bounce_buffer.answer())
         else {
             return Outcome::Called;
@@ -118,7 +127,7 @@ impl Engine {
 
     /// Returns the outcome of a call that the peer refused.
     fn deny(&mut self, progress: &mut RequestProgress) -> Outcome {
-        let Some(remote_qp) = &self.remote_qp else {
+        let Some(remote_qp) = self.remote_qp.get() else {
             return Outcome::NotReady;
         };
         // The memory of the receive does not allow receiving.
@@ -169,14 +178,14 @@ impl Engine {
     }
 
     fn data(&self, len: usize) -> Option<Span> {
-        Some(self.bounce_buffer.as_ref()?.data(len))
+        Some(self.bounce_buffer()?.data(len))
     }
 
     /// Takes back the request's call, if it has made one. Returns whether the peer is serving no call: then
     /// it no longer touches our bounce buffer or the receive.
     pub(super) fn retract(&self, progress: &mut RequestProgress, remote_qp: &RemoteQp) -> bool {
         let called = progress.called.take();
-        let (Some(_), Some(bounce_buffer)) = (called, &self.bounce_buffer) else {
+        let (Some(_), Some(bounce_buffer)) = (called, self.bounce_buffer()) else {
             return true;
         };
         bounce_buffer.retract();
