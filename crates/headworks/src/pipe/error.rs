@@ -4,7 +4,7 @@ use std::io;
 
 use headworks_net::NetError;
 use headworks_ring::{RingError, SetupError};
-use headworks_verbs::{BringUpError, ModifyError, OpenError, ResourceError};
+use headworks_verbs::{BringUpError, ModifyError, OpenError, QpState, ResourceError};
 
 use super::VERSION;
 use crate::blocking::BlockingError;
@@ -209,6 +209,11 @@ impl From<NetError> for PipeError {
         match error {
             NetError::Interrupted => Self::Interrupted,
             NetError::PeerGone => Self::PeerGone { delivered: 0 },
+            // Only this side changes the queue pair's state, so the device failed it: the other side died between two steps.
+            NetError::BringUp(BringUpError::Modify(ModifyError::Transition {
+                from: QpState::Error,
+                ..
+            })) => Self::PeerGone { delivered: 0 },
             error => Self::Meeting(error),
         }
     }
@@ -217,6 +222,20 @@ impl From<NetError> for PipeError {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_queue_pair_that_fails_while_it_is_connected_lost_its_peer() {
+        let failed = |from| {
+            let to = QpState::Rts;
+            let error = BringUpError::Modify(ModifyError::Transition { from, to });
+            PipeError::from(NetError::BringUp(error))
+        };
+        assert!(matches!(
+            failed(QpState::Error),
+            PipeError::PeerGone { delivered: 0 }
+        ));
+        assert!(matches!(failed(QpState::Init), PipeError::Meeting(_)));
+    }
 
     #[test]
     fn one_callers_failure_is_not_the_listeners() {
