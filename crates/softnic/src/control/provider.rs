@@ -13,7 +13,7 @@
 use std::sync::Arc;
 
 use headworks_shm::Registry;
-use headworks_verbs::{Device, DeviceInfo, DeviceName, Mtu, OpenError, Promises, Provider};
+use headworks_verbs::{Device, DeviceInfo, DeviceName, Gid, Mtu, OpenError, Promises, Provider};
 
 use crate::control::device::SoftDevice;
 use crate::datapath::context::{Context, ContextMode};
@@ -78,6 +78,11 @@ impl SoftProvider {
     }
 }
 
+/// Returns the GID of the soft host `name`.
+pub fn host_gid(name: &str) -> Gid {
+    gid_of(host_key(name))
+}
+
 pub(crate) fn info(name: &DeviceName) -> DeviceInfo {
     let host = name.name().unwrap_or(DEFAULT_HOST);
     DeviceInfo {
@@ -86,7 +91,7 @@ pub(crate) fn info(name: &DeviceName) -> DeviceInfo {
         driver: None,
         // Set when the device is opened.
         network: 0,
-        gid: gid_of(host_key(host)),
+        gid: host_gid(host),
         lid: None,
         mtu: Mtu::B4096,
         numa_node: None,

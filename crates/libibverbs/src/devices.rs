@@ -1,0 +1,231 @@
+//! Names, addresses and attributes of the devices.
+//!
+//! The environment variable [`NAMES`] lists the devices' names, separated by commas. The n-th device is on the soft host `hN`. So it
+//! reaches the devices `soft:hN` of other Headworks programs too.
+//!
+//! A device has two GIDs, both of RoCE version 2. Index 0 is the soft host's own, which datagrams carry in their headers. Index 1 is
+//! an IPv4 address that stands for it; programs look for such a one.
+
+use std::ffi::c_char;
+
+use headworks_softnic::provider::host_gid;
+use headworks_verbs::{DeviceLimits, Gid, Mtu};
+use headworks_verbs_abi as abi;
+
+/// The environment variable with the devices' names.
+pub(crate) const NAMES: &str = "HEADWORKS_VERBS_DEVICES";
+
+/// The one device without that variable.
+const DEFAULT_NAME: &str = "headworks_0";
+
+/// The largest number of devices.
+const DEVICES_MAX: usize = 64;
+/// The longest name, without the zero at its end.
+const NAME_MAX: usize = 63;
+
+/// The only port of each device.
+pub(crate) const PORT: u8 = 1;
+/// Completion vectors of each device. They make no difference.
+pub(crate) const COMP_VECTORS: i32 = 1;
+/// The only P_Key: full membership of the default partition.
+pub(crate) const PKEY: u16 = 0xffff;
+/// `rate` of the clock of completion timestamps, in kHz: it counts nanoseconds.
+const CLOCK_KHZ: u64 = 1_000_000;
+
+/// The first three bytes of the IPv4 addresses of all devices; the fourth is the device's number.
+const IPV4_NETWORK: [u8; 3] = [10, 104, 119];
+/// The first 12 bytes of a GID that holds an IPv4 address.
+const IPV4_MAPPED: [u8; 12] = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff];
+
+/// A device that programs see.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct VerbsDevice {
+    pub(crate) name: String,
+    /// From 1.
+    pub(crate) number: u8,
+    /// The soft host's own GID, and the IPv4 address.
+    pub(crate) gids: [Gid; 2],
+}
+
+fn host(number: u8) -> String {
+    format!("h{number}")
+}
+
+impl VerbsDevice {
+    fn new(name: &str, number: u8) -> Self {
+        let mut ipv4 = Gid::default();
+        ipv4.0[..12].copy_from_slice(&IPV4_MAPPED);
+        ipv4.0[12..15].copy_from_slice(&IPV4_NETWORK);
+        ipv4.0[15] = number;
+        Self {
+            name: name.to_owned(),
+            number,
+            gids: [host_gid(&host(number)), ipv4],
+        }
+    }
+
+    /// Name of the software RNIC behind it.
+    pub(crate) fn soft_name(&self) -> String {
+        format!("soft:{}", host(self.number))
+    }
+
+    /// The GUID of the node, in network byte order: the soft host's key.
+    pub(crate) fn guid(&self) -> u64 {
+        let mut guid = [0; 8];
+        guid.copy_from_slice(&self.gids[0].0[8..]);
+        u64::from_ne_bytes(guid)
+    }
+
+    /// An Ethernet address: locally administered, and different for each device.
+    pub(crate) fn mac(&self) -> [u8; 6] {
+        let [a, b, c] = IPV4_NETWORK;
+        [2, 0, a, b, c, self.number]
+    }
+
+    /// The GID of an index of the port's table.
+    pub(crate) fn gid(&self, index: i64) -> Option<Gid> {
+        let index = usize::try_from(index).ok()?;
+        self.gids.get(index).copied()
+    }
+}
+
+/// The GID of the soft host that `gid` stands for. A GID of another network is returned unchanged, and reaches nobody.
+pub(crate) fn soft_gid(gid: Gid) -> Gid {
+    let bytes = &gid.0;
+    match bytes[..12] == IPV4_MAPPED && bytes[12..15] == IPV4_NETWORK {
+        true => host_gid(&host(bytes[15])),
+        false => gid,
+    }
+}
+
+/// The devices that [`NAMES`] lists, whose value is `listed`, or the one device without it.
+///
+/// # Errors
+///
+/// One line on what is wrong with the value.
+pub(crate) fn devices(listed: Option<&str>) -> Result<Vec<VerbsDevice>, String> {
+    let listed = listed.filter(|listed| !listed.is_empty());
+    let names: Vec<&str> = listed.unwrap_or(DEFAULT_NAME).split(',').collect();
+    if names.len() > DEVICES_MAX {
+        let many = names.len();
+        return Err(format!(
+            "{NAMES} lists {many} devices: at most {DEVICES_MAX} are possible"
+        ));
+    }
+    for (at, name) in names.iter().enumerate() {
+        let is_legal = |c: char| c.is_ascii_alphanumeric() || "_-.".contains(c);
+        if name.is_empty() || name.len() > NAME_MAX || !name.chars().all(is_legal) {
+            return Err(format!(
+                "{NAMES}: {name:?} is no name of a device: 1 to {NAME_MAX} letters, digits, `_`, `-` and `.` are"
+            ));
+        }
+        if names[..at].contains(name) {
+            return Err(format!("{NAMES} lists {name} twice"));
+        }
+    }
+    let numbered = names.iter().zip(1..);
+    Ok(numbered
+        .map(|(name, number)| VerbsDevice::new(name, number))
+        .collect())
+}
+
+/// Copies `text` into a field of a C struct, which is zero so far.
+pub(crate) fn write_text(field: &mut [c_char], text: &str) {
+    let end = field.len() - 1;
+    for (to, byte) in field[..end].iter_mut().zip(text.bytes()) {
+        *to = byte as c_char;
+    }
+}
+
+/// Fills in the attributes of a device, which are zero so far.
+pub(crate) fn describe(device: &VerbsDevice, limits: &DeviceLimits, attr: &mut abi::DeviceAttr) {
+    let number = |limit: u32| i32::try_from(limit).unwrap_or(i32::MAX);
+    let rd_atomic = i32::from(limits.max_rd_atomic);
+    write_text(
+        &mut attr.fw_ver,
+        concat!("headworks ", env!("CARGO_PKG_VERSION")),
+    );
+    attr.node_guid = device.guid();
+    attr.sys_image_guid = device.guid();
+    attr.max_mr_size = u64::MAX;
+    attr.page_size_cap = !0xfff;
+    attr.max_qp = number(limits.max_qp);
+    attr.max_qp_wr = number(limits.max_qp_wr);
+    attr.device_cap_flags =
+        abi::DEVICE_CURR_QP_STATE_MOD | abi::DEVICE_SYS_IMAGE_GUID | abi::DEVICE_RC_RNR_NAK_GEN;
+    attr.max_sge = number(limits.max_sge);
+    attr.max_sge_rd = number(limits.max_sge);
+    attr.max_cq = number(limits.max_cq);
+    attr.max_cqe = number(limits.max_cqe);
+    attr.max_mr = number(limits.max_mr);
+    attr.max_pd = number(limits.max_mr);
+    attr.max_qp_rd_atom = rd_atomic;
+    attr.max_res_rd_atom = rd_atomic.saturating_mul(number(limits.max_qp));
+    attr.max_qp_init_rd_atom = rd_atomic;
+    attr.atomic_cap = abi::ATOMIC_HCA;
+    attr.max_ah = number(limits.max_ah);
+    attr.max_srq = number(limits.max_srq);
+    attr.max_srq_wr = number(limits.max_srq_wr);
+    attr.max_srq_sge = number(limits.max_sge);
+    attr.max_pkeys = 1;
+    attr.phys_port_cnt = PORT;
+}
+
+/// Fills in the extended attributes, but for those that [`describe`] does.
+pub(crate) fn describe_extended(attr: &mut abi::DeviceAttrEx) {
+    attr.completion_timestamp_mask = u64::MAX;
+    attr.hca_core_clock = CLOCK_KHZ;
+    attr.device_cap_flags_ex = attr.orig_attr.device_cap_flags.into();
+    attr.phys_port_cnt_ex = PORT.into();
+}
+
+/// Fills in the attributes of the port, which are zero so far.
+pub(crate) fn describe_port(limits: &DeviceLimits, attr: &mut abi::PortAttr) {
+    attr.state = abi::PORT_ACTIVE;
+    attr.max_mtu = Mtu::B4096.code().into();
+    attr.active_mtu = Mtu::B4096.code().into();
+    attr.gid_tbl_len = 2;
+    attr.port_cap_flags = abi::PORT_IP_BASED_GIDS;
+    attr.max_msg_sz = limits.max_message;
+    attr.pkey_tbl_len = 1;
+    attr.max_vl_num = 1;
+    attr.active_width = abi::WIDTH_4X;
+    attr.active_speed = abi::SPEED_EDR;
+    attr.phys_state = abi::PHYS_LINK_UP;
+    attr.link_layer = abi::LINK_ETHERNET;
+    attr.flags = abi::GRH_REQUIRED;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_variable_lists_names_and_each_has_a_host() {
+        let one = devices(None).unwrap();
+        assert_eq!(devices(Some("")).unwrap(), one);
+        assert_eq!((one.len(), &*one[0].name), (1, "headworks_0"));
+        assert_eq!(one[0].soft_name(), "soft:h1");
+        let two = devices(Some("mlx5_0,mlx5_1")).unwrap();
+        assert_eq!((&*two[1].name, two[1].number), ("mlx5_1", 2));
+        assert_ne!(two[0].guid(), two[1].guid());
+        let long = "a".repeat(64);
+        let many = vec!["a"; 65].join(",");
+        for wrong in ["a,", "a b", "a,a", "é", &*long, &*many] {
+            let error = devices(Some(wrong)).unwrap_err();
+            assert!(error.starts_with(NAMES), "{error}");
+        }
+    }
+
+    #[test]
+    fn both_gids_lead_to_the_same_soft_host() {
+        let device = VerbsDevice::new("x", 7);
+        assert_eq!(device.gid(1).map(soft_gid), device.gid(0));
+        assert_eq!(device.gid(0).map(soft_gid), device.gid(0));
+        assert_eq!(device.gid(2), None);
+        assert_eq!(device.gid(-1), None);
+        let mut other = device.gids[1];
+        other.0[14] ^= 1;
+        assert_eq!(soft_gid(other), other);
+    }
+}
