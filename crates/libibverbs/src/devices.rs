@@ -29,8 +29,11 @@ pub(crate) const PORT: u8 = 1;
 pub(crate) const COMP_VECTORS: i32 = 1;
 /// The only P_Key: full membership of the default partition.
 pub(crate) const PKEY: u16 = 0xffff;
-/// `rate` of the clock of completion timestamps, in kHz: it counts nanoseconds.
+/// Rate of the clock of completion timestamps, in kHz: it counts nanoseconds.
 const CLOCK_KHZ: u64 = 1_000_000;
+
+/// The number of no vendor: a locally administered one. Programs treat devices of vendors that they know differently.
+const VENDOR: u32 = 0x0268_77;
 
 /// The first three bytes of the IPv4 addresses of all devices; the fourth is the device's number.
 const IPV4_NETWORK: [u8; 3] = [10, 104, 119];
@@ -149,6 +152,8 @@ pub(crate) fn describe(device: &VerbsDevice, limits: &DeviceLimits, attr: &mut a
     attr.sys_image_guid = device.guid();
     attr.max_mr_size = u64::MAX;
     attr.page_size_cap = !0xfff;
+    attr.vendor_id = VENDOR;
+    attr.vendor_part_id = 1;
     attr.max_qp = number(limits.max_qp);
     attr.max_qp_wr = number(limits.max_qp_wr);
     attr.device_cap_flags =

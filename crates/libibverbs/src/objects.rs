@@ -6,6 +6,7 @@ use std::collections::HashMap;
 use std::ffi::c_int;
 use std::mem::MaybeUninit;
 use std::ops::Deref;
+use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
@@ -133,6 +134,8 @@ pub(crate) struct ContextObject {
     pub(crate) qps: Mutex<HashMap<u32, Weak<QpObject>>>,
     pub(crate) srqs: Mutex<HashMap<u32, Weak<SrqObject>>>,
     pub(crate) events: ProgramFd,
+    /// What programs take for the descriptor of the kernel's device. Some duplicate it.
+    _command_fd: OwnedFd,
     /// Numbers objects of all kinds, for their fields `handle`.
     handles: AtomicU32,
     pub(crate) device: Arc<dyn Device>,
@@ -144,6 +147,7 @@ impl ContextObject {
         about: &'static VerbsDevice,
         device: Arc<dyn Device>,
         events: ProgramFd,
+        command_fd: OwnedFd,
     ) -> Arc<Self> {
         Arc::new(Self {
             front: Front::new(fields),
@@ -152,6 +156,7 @@ impl ContextObject {
             qps: Mutex::default(),
             srqs: Mutex::default(),
             events,
+            _command_fd: command_fd,
             handles: AtomicU32::new(0),
             device,
         })

@@ -7,6 +7,7 @@ use std::os::fd::AsRawFd;
 use headworks_softnic::SoftProvider;
 use headworks_verbs::{DeviceName, Provider};
 use headworks_verbs_abi as abi;
+use rustix::io::fcntl_dupfd_cloexec;
 
 use super::{cq, cq_ex, device::complain, pd, port, post, qp, srq};
 use crate::devices::{COMP_VECTORS, describe, describe_extended};
@@ -60,11 +61,12 @@ pub(crate) unsafe extern "C" fn open_device(device: *mut abi::Device) -> *mut ab
         let mut verbs = functions();
         let context = &mut verbs.context;
         context.device = device;
-        context.cmd_fd = -1;
+        let command_fd = fcntl_dupfd_cloexec(&events.fd, 0)?;
+        context.cmd_fd = command_fd.as_raw_fd();
         context.async_fd = events.fd.as_raw_fd();
         context.num_comp_vectors = COMP_VECTORS;
         context.abi_compat = HAS_EXTENSIONS;
-        let object = ContextObject::new(verbs, about, soft, events);
+        let object = ContextObject::new(verbs, about, soft, events, command_fd);
         let context = object.context();
         expose(object);
         Ok(context)
