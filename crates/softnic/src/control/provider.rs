@@ -8,6 +8,7 @@
 //! | `kills=N` | about one request in N kills its queue pair; `no`, the default: none. Only with `hostile` |
 //! | `ordered_between_writes=no` | does not declare ordered WRITEs; with `hostile`, they are not ordered |
 //! | `atomic_aligned_8=no` | does not declare that aligned words stay whole; with `hostile`, some do not |
+//! | `silent_deaths=yes` | a peer's death fails no queue pair, as on an RNIC; only the next request to that peer fails |
 //! | `non_temporal=no` | never writes with stores that bypass the processor's caches; for measurements |
 
 use std::sync::Arc;
@@ -162,6 +163,7 @@ impl Provider for SoftProvider {
         let mode = ContextMode {
             rules: options.rules,
             non_temporal: options.non_temporal,
+            silent_deaths: options.silent_deaths,
         };
         let context = Context::open_as(registry.clone(), info, mode);
         // The directory may have been made for this device alone.

@@ -70,6 +70,8 @@ pub(crate) struct QpCore {
     told: AtomicU64,
     /// Set once the receives that the peer had claimed have been taken back after a failure.
     settled: AtomicBool,
+    /// Set once its peer has died, if deaths are silent: the queue pair stays as it is until a request fails.
+    outlives_peer: AtomicBool,
     pub(crate) qpn: u32,
     pub(crate) pd: u32,
     qp_type: QpType,

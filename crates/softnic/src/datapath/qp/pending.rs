@@ -15,6 +15,7 @@ use super::engine::{Engine, Outcome, Request, RequestProgress};
 use super::hostile_qp::RequestFaults;
 use super::{QpCore, opcode_of};
 use crate::datapath::srq::OWNER;
+use crate::table::addresses::slot_of;
 use crate::table::rows::{CqSlot, NO_ROW, QpLife, RecvSlot};
 
 /// Maximum number of bytes executed in one step.
@@ -582,6 +583,16 @@ impl QpCore {
     /// Flushes the receives that the peer took and did not complete. Call it only when the peer is
     /// executing nothing on this queue pair any more.
     pub(crate) fn settle(&self) {
+        self.flush_taken();
+        let first = !self.settled.swap(true, Ordering::AcqRel);
+        if first && self.srq.is_some() {
+            self.row().executing.events.fetch_add(1, Ordering::Relaxed);
+            self.context.events.last_wqe(self.qpn);
+        }
+    }
+
+    /// The part of [`settle`](Self::settle) that ends receives.
+    fn flush_taken(&self) {
         let taken = self.take_back();
         if let (Some(srq), false) = (&self.srq, taken.is_empty()) {
             srq.look_at_limit();
@@ -600,11 +611,6 @@ impl QpCore {
             if !polled && !unpolled.contains(&position) {
                 self.flush_receive(receive.wr_id, position);
             }
-        }
-        let first = !self.settled.swap(true, Ordering::AcqRel);
-        if first && self.srq.is_some() {
-            self.row().executing.events.fetch_add(1, Ordering::Relaxed);
-            self.context.events.last_wqe(self.qpn);
         }
     }
 
@@ -639,7 +645,7 @@ impl QpCore {
 
     /// Returns whether it is connected to a peer that is gone.
     fn has_lost_peer(&self) -> bool {
-        self.is_connected() && self.peer_is_gone()
+        self.is_connected() && !self.outlives_peer.load(Ordering::Acquire) && self.peer_is_gone()
     }
 
     /// If the peer died: moves to the error state, recovers what the peer held, and flushes.
@@ -652,6 +658,10 @@ impl QpCore {
         if !self.has_lost_peer() {
             return;
         }
+        if self.context.silent_deaths && pending.is_empty() && self.state() != QpState::Error {
+            self.outlive_peer();
+            return;
+        }
         // The request in progress ends as with a peer that stays silent; the rest is flushed.
         if !pending.is_empty() && self.state() == QpState::Rts {
             self.end(&mut pending, Status::RetryExceeded);
@@ -659,6 +669,21 @@ impl QpCore {
         self.fail();
         self.settle();
         self.flush(&mut pending);
+        self.wake_waiters();
+    }
+
+    /// Stays connected to a peer that died, as an RNIC does which cannot notice a death. The next request finds the peer's queue pair
+    /// in error and its process dead, and so ends as with a peer that stays silent.
+    fn outlive_peer(&self) {
+        self.outlives_peer.store(true, Ordering::Release);
+        if let Some(peer) = self.known_peer() {
+            let theirs = peer
+                .table
+                .held_qp(slot_of(self.row().dest_qpn.load(Ordering::Relaxed)));
+            // Nobody else writes to the table of a dead process, but processes that do the same.
+            theirs.fail(theirs.life().generation());
+        }
+        self.flush_taken();
         self.wake_waiters();
     }
 

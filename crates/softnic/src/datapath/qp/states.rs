@@ -98,6 +98,7 @@ impl SoftQp {
             far: Mutex::default(),
             told: AtomicU64::new(0),
             settled: AtomicBool::new(false),
+            outlives_peer: AtomicBool::new(false),
             qpn,
             pd,
             qp_type: init.qp_type,
@@ -185,6 +186,7 @@ impl SoftQp {
                 core.set_peer(None);
                 core.set_dest(None);
                 core.settled.store(false, Ordering::Release);
+                core.outlives_peer.store(false, Ordering::Release);
                 self.engine = Engine::default();
                 if core.is_datagrams() {
                     // The progress thread detaches peers that no queue pair sends to any more.
