@@ -3,7 +3,7 @@
 use headworks_verbs::{Access, AhInit, Gid, Mtu, Psn, QpAttr, QpState, QpType, Qpn, RnrTimer};
 use headworks_verbs_abi::{self as abi, mask};
 
-use crate::devices::{PORT, soft_gid};
+use crate::devices::PORT;
 use crate::errors::Errno;
 
 /// The transport of `ibv_qp_init_attr::qp_type`. A further transport of the software RNIC gets its line here.
@@ -49,7 +49,7 @@ pub(crate) fn destination(of: &abi::AhAttr) -> Result<AhInit, Errno> {
         flow_label: grh.flow_label & 0xf_ffff,
         hop_limit: grh.hop_limit,
         service_level: of.sl & 0xf,
-        ..AhInit::to(soft_gid(gid(grh.dgid)))
+        ..AhInit::to(gid(grh.dgid))
     })
 }
 

@@ -3,12 +3,11 @@
 //! The environment variable [`NAMES`] lists the devices' names, separated by commas. The n-th device is on the soft host `hN`. So it
 //! reaches the devices `soft:hN` of other Headworks programs too.
 //!
-//! A device has two GIDs, both of RoCE version 2. Index 0 is the soft host's own, which datagrams carry in their headers. Index 1 is
-//! an IPv4 address that stands for it; programs look for such a one.
+//! A device has two GIDs, both of RoCE version 2: index 0 is the soft host's own, an IPv6 address, and index 1 an IPv4 address.
 
 use std::ffi::c_char;
 
-use headworks_softnic::provider::host_gid;
+use headworks_softnic::provider::{host_gid, host_ipv4_gid};
 use headworks_verbs::{DeviceLimits, Gid, Mtu};
 use headworks_verbs_abi as abi;
 
@@ -35,11 +34,6 @@ const CLOCK_KHZ: u64 = 1_000_000;
 /// The number of no vendor: a locally administered one. Programs treat devices of vendors that they know differently.
 const VENDOR: u32 = 0x0268_77;
 
-/// The first three bytes of the IPv4 addresses of all devices; the fourth is the device's number.
-const IPV4_NETWORK: [u8; 3] = [10, 104, 119];
-/// The first 12 bytes of a GID that holds an IPv4 address.
-const IPV4_MAPPED: [u8; 12] = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff];
-
 /// A device that programs see.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct VerbsDevice {
@@ -56,14 +50,12 @@ fn host(number: u8) -> String {
 
 impl VerbsDevice {
     fn new(name: &str, number: u8) -> Self {
-        let mut ipv4 = Gid::default();
-        ipv4.0[..12].copy_from_slice(&IPV4_MAPPED);
-        ipv4.0[12..15].copy_from_slice(&IPV4_NETWORK);
-        ipv4.0[15] = number;
+        let own = host_gid(&host(number));
+        let ipv4 = host_ipv4_gid(&host(number));
         Self {
             name: name.to_owned(),
             number,
-            gids: [host_gid(&host(number)), ipv4],
+            gids: [own, ipv4.unwrap_or(own)],
         }
     }
 
@@ -82,23 +74,14 @@ impl VerbsDevice {
 
     /// An Ethernet address: locally administered, and different for each device.
     pub(crate) fn mac(&self) -> [u8; 6] {
-        let [a, b, c] = IPV4_NETWORK;
-        [2, 0, a, b, c, self.number]
+        let [.., a, b, c, d] = self.gids[1].0;
+        [2, 0, a, b, c, d]
     }
 
     /// The GID of an index of the port's table.
     pub(crate) fn gid(&self, index: i64) -> Option<Gid> {
         let index = usize::try_from(index).ok()?;
         self.gids.get(index).copied()
-    }
-}
-
-/// The GID of the soft host that `gid` stands for. A GID of another network is returned unchanged, and reaches nobody.
-pub(crate) fn soft_gid(gid: Gid) -> Gid {
-    let bytes = &gid.0;
-    match bytes[..12] == IPV4_MAPPED && bytes[12..15] == IPV4_NETWORK {
-        true => host_gid(&host(bytes[15])),
-        false => gid,
     }
 }
 
@@ -221,17 +204,5 @@ mod tests {
             let error = devices(Some(wrong)).unwrap_err();
             assert!(error.starts_with(NAMES), "{error}");
         }
-    }
-
-    #[test]
-    fn both_gids_lead_to_the_same_soft_host() {
-        let device = VerbsDevice::new("x", 7);
-        assert_eq!(device.gid(1).map(soft_gid), device.gid(0));
-        assert_eq!(device.gid(0).map(soft_gid), device.gid(0));
-        assert_eq!(device.gid(2), None);
-        assert_eq!(device.gid(-1), None);
-        let mut other = device.gids[1];
-        other.0[14] ^= 1;
-        assert_eq!(soft_gid(other), other);
     }
 }

@@ -8,7 +8,7 @@ use headworks_verbs::{GRH_BYTES, Grh};
 use headworks_verbs_abi as abi;
 
 use crate::attributes::{destination, words};
-use crate::devices::{PORT, soft_gid};
+use crate::devices::PORT;
 use crate::errors::{Errno, object, status};
 use crate::objects::{AhObject, ContextObject, Front, PdObject, expose, hold, take_back};
 
@@ -61,11 +61,10 @@ fn way_back(
     if wc.wc_flags & abi::WC_GRH == 0 {
         return Ok(attr);
     }
-    let header = grh.and_then(|bytes| Grh::parse(bytes));
+    let header = grh.and_then(|bytes| Grh::parse_ipv4(bytes).or_else(|| Grh::parse(bytes)));
     let header = header.ok_or(Errno::INVALID)?;
-    let arrived_at = soft_gid(header.dgid);
-    let own = context.about.gids.map(soft_gid);
-    let index = own.iter().position(|gid| *gid == arrived_at);
+    let own = context.about.gids;
+    let index = own.iter().position(|gid| *gid == header.dgid);
     attr.is_global = 1;
     attr.grh = abi::GlobalRoute {
         dgid: words(header.sgid),

@@ -22,7 +22,7 @@ use crate::datapath::non_temporal;
 use crate::hostile::Rules;
 use crate::hostile::options::Options;
 pub use crate::table::addresses::DEFAULT_HOST;
-use crate::table::addresses::{gid_of, host_key};
+use crate::table::addresses::{gid_of, host_key, ipv4_gid};
 use crate::table::limits::LIMITS;
 
 /// The provider of the software RNIC. All soft devices that one user opens with the same registry directory
@@ -82,6 +82,11 @@ impl SoftProvider {
 /// Returns the GID of the soft host `name`.
 pub fn host_gid(name: &str) -> Gid {
     gid_of(host_key(name))
+}
+
+/// Returns the GID with the IPv4 address that stands for the soft host `name`. Only `h1` to `h255` have one.
+pub fn host_ipv4_gid(name: &str) -> Option<Gid> {
+    ipv4_gid(name)
 }
 
 pub(crate) fn info(name: &DeviceName) -> DeviceInfo {

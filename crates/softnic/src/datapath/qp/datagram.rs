@@ -23,7 +23,7 @@ use crate::datapath::cross_process_copy::Direction;
 use crate::datapath::datagram_senders::Registration;
 use crate::datapath::mr_key_check::MrKeyCheck;
 use crate::datapath::remote_memory::{RemoteSpan, transfer};
-use crate::table::addresses::{PeerKey, gid_of, host_of, key_of};
+use crate::table::addresses::{DEFAULT_HOST, PeerKey, gid_of, host_of, ipv4_gid, is_ipv4, key_of};
 use crate::table::clock;
 use crate::table::peer::Peer;
 use crate::table::rows::{CqSlot, MAX_SGE};
@@ -107,8 +107,7 @@ impl Datagrams {
             }
             return Outcome::Done;
         }
-        let sgid = core.context.info.gid;
-        let header = Grh::of_datagram(&ah, sgid, request.len, imm.is_some()).emit();
+        let header = Self::header(core, &ah, request.len, imm.is_some());
         let mut spans = [Span::EMPTY; MAX_SGE + 1];
         spans[0] = Span::of_inline(&header);
         let count = match request.payload {
@@ -150,7 +149,7 @@ impl Datagrams {
     fn carry(&mut self, core: &QpCore, ah: &AhInit, to: Destination, datagram: &Datagram<'_>) {
         let host = host_of(ah.dgid);
         // Not the address of a soft host: a multicast group, for example.
-        if gid_of(HostKey(host)) != ah.dgid {
+        if gid_of(HostKey(host)) != ah.dgid && !is_ipv4(ah.dgid) {
             return;
         }
         self.forget_the_dead(core);
@@ -251,6 +250,18 @@ impl Datagrams {
         if self.targets.len() < before {
             core.context.progress.kick();
         }
+    }
+
+    /// Returns the header in front of a datagram. Between IPv4 addresses it is an IPv4 header.
+    fn header(core: &QpCore, ah: &AhInit, len: u64, has_imm: bool) -> [u8; GRH_BYTES] {
+        let info = &core.context.info;
+        if is_ipv4(ah.dgid)
+            && let Some(sgid) = ipv4_gid(info.name.name().unwrap_or(DEFAULT_HOST))
+            && let Some(header) = Grh::of_datagram(ah, sgid, len, has_imm).emit_ipv4()
+        {
+            return header;
+        }
+        Grh::of_datagram(ah, info.gid, len, has_imm).emit()
     }
 
     #[cfg(test)]
