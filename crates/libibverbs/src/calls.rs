@@ -2,7 +2,6 @@
 //! contexts, completion queues and queue pairs.
 
 pub(crate) mod address;
-pub(crate) mod builder;
 pub(crate) mod channel;
 pub(crate) mod context;
 pub(crate) mod cq;

@@ -32,7 +32,7 @@ pub(crate) const PKEY: u16 = 0xffff;
 const CLOCK_KHZ: u64 = 1_000_000;
 
 /// The number of no vendor: a locally administered one. Programs treat devices of vendors that they know differently.
-const VENDOR: u32 = 0x0268_77;
+const VENDOR: u32 = 0x02_6877;
 
 /// A device that programs see.
 #[derive(Debug, PartialEq, Eq)]

@@ -11,6 +11,7 @@
 //! | `calls` | the functions that programs call, one module for each kind of object; unsafe: they trust the pointers they are given |
 //! | `objects` | what is behind the C structs that programs hold; conversion of pointers; unsafe |
 //! | `devices` | names, addresses and attributes of the devices |
+//! | `builder` | requests that a program builds one call at a time |
 //! | `attributes` | conversion of queue pair attributes: pure |
 //! | `completions` | conversion of completions: pure |
 //! | `rates`, `text` | rates and descriptions of numbers, as tables |
@@ -31,6 +32,7 @@
 #![deny(unsafe_code)]
 
 mod attributes;
+mod builder;
 mod calls;
 mod completions;
 mod devices;

@@ -17,7 +17,7 @@ use headworks_verbs::{
 };
 use headworks_verbs_abi as abi;
 
-use crate::calls::builder::Builder;
+use crate::builder::Builder;
 use crate::devices::VerbsDevice;
 use crate::errors::Errno;
 use crate::system::ProgramFd;

@@ -11,10 +11,10 @@ use crate::calls::{
 };
 use crate::{rates, text};
 
-/// Exports a function under a name and version.
+/// Exports a function under a name and version, and with the further lines of assembler.
 #[cfg(all(target_arch = "x86_64", not(test)))]
 macro_rules! export {
-    ($label:literal, $name:ident, $version:expr, $function:path) => {
+    ($label:literal, $name:ident, $version:expr, $function:path $(, $line:expr)*) => {
         core::arch::global_asm!(
             concat!(".pushsection .text.hw_", $label, stringify!($name), ",\"ax\",@progbits"),
             concat!(".globl hw_", $label, stringify!($name)),
@@ -23,6 +23,7 @@ macro_rules! export {
             "jmp {function}",
             concat!(".size hw_", $label, stringify!($name), ", . - hw_", $label, stringify!($name)),
             concat!(".symver hw_", $label, stringify!($name), ", ", stringify!($name), $version),
+            $($line,)*
             ".popsection",
             function = sym $function,
         );
@@ -32,7 +33,7 @@ macro_rules! export {
 /// Unit tests are a program of their own, which exports nothing.
 #[cfg(not(all(target_arch = "x86_64", not(test))))]
 macro_rules! export {
-    ($label:literal, $name:ident, $version:expr, $function:path) => {
+    ($label:literal, $name:ident, $version:expr, $function:path $(, $line:expr)*) => {
         const _: *const () = $function as *const ();
     };
 }
@@ -60,7 +61,13 @@ macro_rules! stub_names {
         export!("old_", $name, concat!("@", $version), $function);
     };
     (@one private $name:ident $version:literal $function:path) => {
-        export!("", $name, concat!("@@", $version), $function);
+        export!(
+            "", $name, concat!("@@", $version), $function,
+            // The node's number is that of the release which last changed the interface of drivers.
+            ".irp number,25,33,57,59,64,65",
+            concat!(".symver hw_", stringify!($name), ", ", stringify!($name), "@IBVERBS_PRIVATE_\\number"),
+            ".endr"
+        );
     };
 }
 
@@ -222,10 +229,14 @@ stub_names! {
     "IBVERBS_PRIVATE_34" {
         port::query_gid_type { ibv_query_gid_type }
         stubs::nothing {
-            __ioctl_final_num_attrs __verbs_log verbs_init_cq verbs_register_driver_34 verbs_set_ops verbs_uninit_context
+            __ioctl_final_num_attrs __verbs_log verbs_init_cq verbs_set_ops verbs_uninit_context
+            verbs_register_driver_25 verbs_register_driver_33 verbs_register_driver_34 verbs_register_driver_57
+            verbs_register_driver_59 verbs_register_driver_64 verbs_register_driver_65
+            ibv_dmabuf_heap_destroy ibv_dmabuf_heap_free
         }
         stubs::no_object {
-            _verbs_init_and_alloc_context verbs_open_device
+            _verbs_init_and_alloc_context verbs_open_device ibv_dmabuf_heap_alloc ibv_dmabuf_heap_cc_shared_init
+            ibv_wr_opcode_str
         }
         stubs::minus_one {
             ibv_read_ibdev_sysfs_file
@@ -243,6 +254,11 @@ stub_names! {
             ibv_cmd_post_srq_recv ibv_cmd_query_context ibv_cmd_query_device_any ibv_cmd_query_mr ibv_cmd_query_port
             ibv_cmd_query_qp ibv_cmd_query_srq ibv_cmd_read_counters ibv_cmd_reg_dm_mr ibv_cmd_reg_dmabuf_mr
             ibv_cmd_reg_mr ibv_cmd_req_notify_cq ibv_cmd_rereg_mr ibv_cmd_resize_cq
+            ibv_cmd_alloc_dmah ibv_cmd_create_comp_cntr ibv_cmd_create_cq_ex2 ibv_cmd_destroy_comp_cntr
+            ibv_cmd_export_dmabuf_fd ibv_cmd_free_dmah ibv_cmd_inc_comp_cntr ibv_cmd_inc_err_comp_cntr
+            ibv_cmd_qp_attach_comp_cntr ibv_cmd_query_comp_cntr_caps ibv_cmd_query_device ibv_cmd_query_device_ex
+            ibv_cmd_query_port_speed ibv_cmd_read_comp_cntr ibv_cmd_read_err_comp_cntr ibv_cmd_reg_mr_ex
+            ibv_cmd_set_comp_cntr ibv_cmd_set_err_comp_cntr
         }
     }
 }
@@ -257,5 +273,8 @@ core::arch::global_asm!(
     ".zero 1",
     ".size hw_allow_disassociate, 1",
     ".symver hw_allow_disassociate, verbs_allow_disassociate_destroy@@IBVERBS_PRIVATE_34",
+    ".irp number,25,33,57,59,64,65",
+    ".symver hw_allow_disassociate, verbs_allow_disassociate_destroy@IBVERBS_PRIVATE_\\number",
+    ".endr",
     ".popsection",
 );

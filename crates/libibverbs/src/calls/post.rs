@@ -9,18 +9,12 @@ use headworks_verbs::{
 };
 use headworks_verbs_abi::{self as abi, opcode};
 
+use crate::builder::EMPTY_SEND;
 use crate::errors::Errno;
 use crate::objects::{AhObject, QpObject, SrqObject, borrow, locked};
 
 /// Requests that are handed to the device at a time.
 const CHAIN: usize = 16;
-
-pub(super) const EMPTY_SEND: SendWr<'static> = SendWr {
-    wr_id: 0,
-    op: SendOp::Send,
-    payload: Payload::Inline(&[]),
-    flags: SendFlags::NONE,
-};
 
 /// The entries of a request.
 ///

@@ -8,9 +8,9 @@ use std::sync::{Arc, Mutex};
 use headworks_verbs::{QpCaps, QpInit};
 use headworks_verbs_abi as abi;
 
-use super::builder::Builder;
 use super::qp_ex::set_functions;
 use crate::attributes::{modification, record, transport};
+use crate::builder::Builder;
 use crate::errors::{Errno, object, status};
 use crate::objects::{
     CqObject, EventCount, Front, PdObject, QpObject, SrqObject, borrow, expose, hold, locked,

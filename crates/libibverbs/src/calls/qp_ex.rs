@@ -8,8 +8,8 @@ use std::ffi::{c_int, c_void};
 use headworks_verbs::{SendOp, Sge};
 use headworks_verbs_abi as abi;
 
-use super::builder::{Builder, remote};
 use super::post::{destination, flags};
+use crate::builder::{Builder, remote};
 use crate::errors::{Errno, status};
 use crate::objects::{QpObject, locked};
 

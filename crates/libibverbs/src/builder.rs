@@ -11,6 +11,14 @@ use crate::errors::Errno;
 /// Requests that are handed to the device at a time.
 const CHAIN: usize = 16;
 
+/// A request that fills an array until it is replaced.
+pub(crate) const EMPTY_SEND: SendWr<'static> = SendWr {
+    wr_id: 0,
+    op: SendOp::Send,
+    payload: Payload::Inline(&[]),
+    flags: SendFlags::NONE,
+};
+
 /// The local bytes of a request: places in the builder's lists.
 enum Local {
     Entries(Range<usize>),
@@ -113,7 +121,7 @@ impl Builder {
             return Err(mistake);
         }
         for requests in self.requests.chunks(CHAIN) {
-            let mut chain = [super::post::EMPTY_SEND; CHAIN];
+            let mut chain = [EMPTY_SEND; CHAIN];
             for (to, request) in chain.iter_mut().zip(requests) {
                 *to = SendWr {
                     wr_id: request.wr_id,
