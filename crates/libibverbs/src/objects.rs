@@ -378,3 +378,14 @@ objects! {
 pub(crate) fn count(number: c_int) -> Result<u32, Errno> {
     u32::try_from(number).map_err(|_| Errno::INVALID)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_queue_pair_takes_little_memory_beside_the_device() {
+        // Its place in the table of queue pairs comes on top.
+        assert!(size_of::<QpObject>() <= 704, "{}", size_of::<QpObject>());
+    }
+}

@@ -25,6 +25,13 @@ pub(crate) fn is_mapped(addr: *mut c_void, len: usize) -> bool {
     unsafe { libc::msync(first as *mut c_void, end - first, libc::MS_ASYNC) == 0 }
 }
 
+/// Lets other processes of this user copy into and out of this process's memory, as an RNIC does, where the security module Yama restricts
+/// that to ancestors (`kernel.yama.ptrace_scope` 1). Without Yama the call fails, and nothing has to be allowed.
+pub(crate) fn allow_copies_by_peers() {
+    // SAFETY: the call has no pointer.
+    unsafe { libc::prctl(libc::PR_SET_PTRACER, libc::PR_SET_PTRACER_ANY, 0, 0, 0) };
+}
+
 /// A descriptor that a program waits on, and may make non-blocking.
 pub(crate) struct ProgramFd {
     pub(crate) fd: OwnedFd,

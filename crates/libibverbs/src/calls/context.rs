@@ -13,7 +13,7 @@ use super::{cq, cq_ex, device::complain, pd, port, post, qp, srq};
 use crate::devices::{COMP_VECTORS, describe, describe_extended};
 use crate::errors::{Errno, object, status};
 use crate::objects::{ContextObject, DeviceObject, borrow, expose, zeroed};
-use crate::system::ProgramFd;
+use crate::system::{ProgramFd, allow_copies_by_peers};
 
 /// The value of `abi_compat` that tells programs to look for the larger struct around the context.
 const HAS_EXTENSIONS: *mut c_void = usize::MAX as *mut c_void;
@@ -57,6 +57,7 @@ pub(crate) unsafe extern "C" fn open_device(device: *mut abi::Device) -> *mut ab
             complain(&format!("{}: {error}", about.name));
             Errno::from(error)
         })?;
+        allow_copies_by_peers();
         let events = ProgramFd::of(soft.async_fd())?;
         let mut verbs = functions();
         let context = &mut verbs.context;

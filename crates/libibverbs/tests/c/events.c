@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
+#include <signal.h>
 #include <unistd.h>
 
 static void no_block(int fd) {
@@ -20,6 +21,56 @@ static void *wait_for_event(void *unused) {
   CHECK(which == cq && context == &channel);
   ibv_ack_cq_events(cq, 1);
   return NULL;
+}
+
+static volatile sig_atomic_t signals;
+static struct ibv_qp *sender;
+
+static void note(int number) {
+  (void)number;
+  signals++;
+}
+
+static void handle(int flags) {
+  struct sigaction action = {.sa_handler = note, .sa_flags = flags};
+  CHECK(!sigaction(SIGUSR1, &action, NULL));
+}
+
+/* Sends a signal until the handler has run twice, and then a message. */
+static void *disturb(void *thread) {
+  signals = 0;
+  while (signals < 2) {
+    pthread_kill(*(pthread_t *)thread, SIGUSR1);
+    usleep(1000);
+  }
+  struct ibv_recv_wr receive = {.wr_id = 1}, *bad_receive;
+  struct ibv_send_wr wr = {.opcode = IBV_WR_SEND,
+                           .send_flags = IBV_SEND_SIGNALED},
+                     *bad;
+  CHECK(!ibv_post_recv(sender, &receive, &bad_receive));
+  CHECK(!ibv_post_send(sender, &wr, &bad));
+  return NULL;
+}
+
+/* A signal interrupts a wait only if its handler is to interrupt calls. */
+static void signals_interrupt(struct ibv_qp *qp) {
+  struct ibv_cq *which;
+  void *value;
+  pthread_t self = pthread_self(), other;
+  sender = qp;
+  for (int restarts = 0; restarts < 2; restarts++) {
+    handle(restarts ? SA_RESTART : 0);
+    CHECK(!ibv_req_notify_cq(cq, 0));
+    CHECK(!pthread_create(&other, NULL, disturb, &self));
+    int got = ibv_get_cq_event(channel, &which, &value);
+    CHECK(restarts ? got == 0 : got == -1 && errno == EINTR);
+    while (got)
+      got = ibv_get_cq_event(channel, &which, &value);
+    ibv_ack_cq_events(cq, 1);
+    CHECK(!pthread_join(other, NULL) && signals >= 2);
+    take(cq);
+    take(cq);
+  }
 }
 
 int main(void) {
@@ -48,6 +99,8 @@ int main(void) {
   CHECK(!pthread_join(waiter, NULL));
   take(cq);
   take(cq);
+
+  signals_interrupt(qp);
 
   /* Without waiting. The flag of the program's descriptor counts. */
   struct ibv_cq *which;

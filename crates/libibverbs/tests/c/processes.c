@@ -145,6 +145,10 @@ int main(void) {
     struct ibv_qp *own_qp = ibv_create_qp(own_pd, &init);
     CHECK(own_pd && own_cq && own_qp);
     connect_to(own_qp, gid, own_qp->qp_num);
+    CHECK(!ibv_destroy_qp(own_qp) && !ibv_destroy_cq(own_cq));
+    CHECK(!ibv_dealloc_pd(own_pd) && !ibv_close_device(own));
+    CHECK(!ibv_destroy_qp(qp) && !ibv_destroy_cq(cq) && !ibv_dereg_mr(mr));
+    CHECK(!ibv_dealloc_pd(pd) && !ibv_close_device(context));
     _exit(0);
   }
   int status;
