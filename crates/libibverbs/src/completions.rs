@@ -1,6 +1,6 @@
 //! Conversion of completions to libibverbs' numbers: pure.
 
-use headworks_verbs::{Completion, Opcode};
+use headworks_verbs::{Completion, CompletionFlags, Opcode};
 use headworks_verbs_abi as abi;
 
 /// The opcode of a completion.
@@ -32,6 +32,16 @@ pub(crate) fn imm(of: &Completion) -> u32 {
     of.imm.unwrap_or(0).to_be()
 }
 
+/// The service level of a completion. On RoCE, devices put the kind of a datagram's header there, and programs that check to which
+/// address it was sent look at it: 1 for IPv6, 2 for IPv4.
+pub(crate) fn service_level(of: &Completion) -> u8 {
+    match of.flags {
+        CompletionFlags { ipv4: true, .. } => 2,
+        CompletionFlags { grh: true, .. } => 1,
+        CompletionFlags { .. } => 0,
+    }
+}
+
 /// A completion as `ibv_poll_cq` returns it.
 pub(crate) fn wc(of: &Completion) -> abi::Wc {
     abi::Wc {
@@ -43,6 +53,7 @@ pub(crate) fn wc(of: &Completion) -> abi::Wc {
         qp_num: of.qpn.raw(),
         src_qp: of.src_qpn.raw(),
         wc_flags: flags(of),
+        sl: service_level(of),
         ..abi::Wc::default()
     }
 }

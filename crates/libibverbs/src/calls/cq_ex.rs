@@ -184,7 +184,7 @@ accessors! {
     fn read_src_qp(completion) -> u32 { completion.src_qpn.raw() }
     fn read_wc_flags(completion) -> u32 { completions::flags(completion) }
     fn read_slid(_completion) -> u32 { 0 }
-    fn read_sl(_completion) -> u8 { 0 }
+    fn read_sl(completion) -> u8 { completions::service_level(completion) }
     fn read_dlid_path_bits(_completion) -> u8 { 0 }
     fn read_completion_ts(completion) -> u64 { completion.timestamp.nanos() }
     fn read_cvlan(_completion) -> u16 { 0 }

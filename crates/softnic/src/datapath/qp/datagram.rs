@@ -26,7 +26,7 @@ use crate::datapath::remote_memory::{RemoteSpan, transfer};
 use crate::table::addresses::{DEFAULT_HOST, PeerKey, gid_of, host_of, ipv4_gid, is_ipv4, key_of};
 use crate::table::clock;
 use crate::table::peer::Peer;
-use crate::table::rows::{CqSlot, MAX_SGE};
+use crate::table::rows::{CqSlot, GRH, IPV4_HEADER, MAX_SGE};
 
 /// Maximum number of destinations whose path a queue pair caches.
 pub(crate) const LINKS_MAX: usize = 256;
@@ -65,6 +65,8 @@ struct Datagram<'a> {
     imm: Option<u32>,
     from: u32,
     solicited: bool,
+    /// Kind of its header: a value of [`CqSlot::header`].
+    header: u8,
 }
 
 impl Datagram<'_> {
@@ -107,7 +109,7 @@ impl Datagrams {
             }
             return Outcome::Done;
         }
-        let header = Self::header(core, &ah, request.len, imm.is_some());
+        let (header, kind) = Self::header(core, &ah, request.len, imm.is_some());
         let mut spans = [Span::EMPTY; MAX_SGE + 1];
         spans[0] = Span::of_inline(&header);
         let count = match request.payload {
@@ -138,6 +140,7 @@ impl Datagrams {
             imm,
             from: core.qpn,
             solicited: request.solicited,
+            header: kind,
         };
         if !is_lost {
             self.carry(core, &ah, to, &datagram);
@@ -252,16 +255,17 @@ impl Datagrams {
         }
     }
 
-    /// Returns the header in front of a datagram. Between IPv4 addresses it is an IPv4 header.
-    fn header(core: &QpCore, ah: &AhInit, len: u64, has_imm: bool) -> [u8; GRH_BYTES] {
+    /// Returns the header in front of a datagram, and its kind. Between IPv4 addresses it is an IPv4 header.
+    fn header(core: &QpCore, ah: &AhInit, len: u64, has_imm: bool) -> ([u8; GRH_BYTES], u8) {
         let info = &core.context.info;
         if is_ipv4(ah.dgid)
             && let Some(sgid) = ipv4_gid(info.name.name().unwrap_or(DEFAULT_HOST))
             && let Some(header) = Grh::of_datagram(ah, sgid, len, has_imm).emit_ipv4()
         {
-            return header;
+            return (header, IPV4_HEADER);
         }
-        Grh::of_datagram(ah, info.gid, len, has_imm).emit()
+        let header = Grh::of_datagram(ah, info.gid, len, has_imm);
+        (header.emit(), GRH)
     }
 
     #[cfg(test)]
@@ -306,7 +310,7 @@ impl DatagramPath {
                 byte_len: datagram.len as u32,
                 imm: datagram.imm.unwrap_or_default(),
                 has_imm: datagram.imm.is_some().into(),
-                has_grh: 1,
+                header: datagram.header,
                 src_qpn: datagram.from,
                 opcode: Opcode::Recv as u8,
                 ..claim.slot(remote_qp, Status::Success)
