@@ -14,6 +14,8 @@ use crate::exit_status::bad_input;
 const LIBRARY: &str = "HEADWORKS_LIBIBVERBS";
 /// The library reads the names of its devices here.
 const DEVICES: &str = "HEADWORKS_VERBS_DEVICES";
+/// The library reads the kind of their ports here.
+const LINK: &str = "HEADWORKS_VERBS_LINK";
 /// The dynamic linker loads these libraries first.
 const PRELOAD: &str = "LD_PRELOAD";
 
@@ -33,6 +35,9 @@ pub(crate) struct Verbs {
     /// Number of devices, 1 to 64. The number at the end of NAME counts up.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=64))]
     devices: u64,
+    /// Network that the ports seem to be on. On infiniband programs may use LIDs as addresses; on ethernet (RoCE) they need GIDs.
+    #[arg(long, value_enum, default_value_t = Link::Ethernet)]
+    link: Link,
     /// The program and its arguments, after `--`.
     #[arg(
         required = true,
@@ -41,6 +46,23 @@ pub(crate) struct Verbs {
         value_name = "PROGRAM"
     )]
     command: Vec<OsString>,
+}
+
+/// Value of `--link`.
+#[derive(Clone, Copy, clap::ValueEnum)]
+enum Link {
+    Ethernet,
+    Infiniband,
+}
+
+impl Link {
+    /// What the library calls it.
+    fn name(self) -> &'static str {
+        match self {
+            Self::Ethernet => "ethernet",
+            Self::Infiniband => "infiniband",
+        }
+    }
 }
 
 fn device_name(name: &str) -> Result<String, String> {
@@ -80,6 +102,7 @@ pub(crate) fn run(args: &Verbs) -> anyhow::Result<()> {
         .args(arguments)
         .env(PRELOAD, preload)
         .env(DEVICES, names(&args.name, args.devices))
+        .env(LINK, args.link.name())
         .exec();
     Err(bad_input(format_args!(
         "cannot run {}: {error}",
@@ -102,8 +125,7 @@ fn library() -> anyhow::Result<PathBuf> {
         }
         None => {
             let program = std::env::current_exe()?;
-            let folder = program.parent().unwrap_or(Path::new("/"));
-            let places = PLACES.map(|place| folder.join(place));
+            let places = PLACES.map(|place| program.with_file_name(place));
             let found = places.iter().find(|place| place.is_file());
             found.cloned().ok_or_else(|| {
                 bad_input(format_args!(

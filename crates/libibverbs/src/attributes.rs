@@ -3,7 +3,7 @@
 use headworks_verbs::{Access, AhInit, Gid, Mtu, Psn, QpAttr, QpState, QpType, Qpn, RnrTimer};
 use headworks_verbs_abi::{self as abi, mask};
 
-use crate::devices::PORT;
+use crate::devices::{PORT, VerbsDevice};
 use crate::errors::Errno;
 
 /// The transport of `ibv_qp_init_attr::qp_type`. A further transport of the software RNIC gets its line here.
@@ -38,12 +38,20 @@ pub(crate) fn access(flags: u32) -> Access {
     Access::from_bits_truncate(flags)
 }
 
-/// The destination of an address vector. As on Ethernet it needs a GID.
-pub(crate) fn destination(of: &abi::AhAttr) -> Result<AhInit, Errno> {
+/// The destination of an address vector: a GID, or on InfiniBand a LID.
+pub(crate) fn destination(device: &VerbsDevice, of: &abi::AhAttr) -> Result<AhInit, Errno> {
     let grh = &of.grh;
-    if of.is_global == 0 || of.port_num != PORT || grh.sgid_index > 1 {
+    if of.port_num != PORT {
         return Err(Errno::INVALID);
     }
+    if of.is_global == 0 {
+        let gid = device.gid_of_lid(of.dlid).ok_or(Errno::INVALID)?;
+        return Ok(AhInit {
+            service_level: of.sl & 0xf,
+            ..AhInit::to(gid)
+        });
+    }
+    device.gid(grh.sgid_index.into()).ok_or(Errno::INVALID)?;
     Ok(AhInit {
         traffic_class: grh.traffic_class,
         flow_label: grh.flow_label & 0xf_ffff,
@@ -81,7 +89,12 @@ const KNOWN: i32 = mask::STATE
     | mask::DEST_QPN;
 
 /// Converts the attributes of `ibv_modify_qp` for a queue pair in the state `from`. The device checks the rest.
-pub(crate) fn modification(from: QpState, attr: &abi::QpAttr, bits: i32) -> Result<QpAttr, Errno> {
+pub(crate) fn modification(
+    device: &VerbsDevice,
+    from: QpState,
+    attr: &abi::QpAttr,
+    bits: i32,
+) -> Result<QpAttr, Errno> {
     if bits & !(KNOWN | IGNORED) != 0 {
         return Err(Errno::INVALID);
     }
@@ -107,7 +120,7 @@ pub(crate) fn modification(from: QpState, attr: &abi::QpAttr, bits: i32) -> Resu
         out.access = Some(access(attr.qp_access_flags));
     }
     if has(mask::AV) {
-        out.dest_gid = Some(destination(&attr.ah_attr)?.dgid);
+        out.dest_gid = Some(destination(device, &attr.ah_attr)?.dgid);
     }
     if has(mask::DEST_QPN) {
         out.dest_qpn = Some(Qpn::new(attr.dest_qp_num).ok_or(Errno::INVALID)?);

@@ -3,7 +3,9 @@
 //! The environment variable [`NAMES`] lists the devices' names, separated by commas. The n-th device is on the soft host `hN`. So it
 //! reaches the devices `soft:hN` of other Headworks programs too.
 //!
-//! A device has two GIDs, both of RoCE version 2: index 0 is the soft host's own, an IPv6 address, and index 1 an IPv4 address.
+//! The environment variable [`LINK`] says what kind of port they have. On Ethernet a device has two GIDs, both of RoCE version 2: index
+//! 0 is the soft host's own, an IPv6 address, and index 1 an IPv4 address. On InfiniBand it has the first only, and its number as LID. Nothing
+//! else differs: devices of both kinds reach each other.
 
 use std::ffi::c_char;
 
@@ -13,6 +15,9 @@ use headworks_verbs_abi as abi;
 
 /// The environment variable with the devices' names.
 pub(crate) const NAMES: &str = "HEADWORKS_VERBS_DEVICES";
+
+/// The environment variable with the kind of the devices' ports: `ethernet`, the default, or `infiniband`.
+pub(crate) const LINK: &str = "HEADWORKS_VERBS_LINK";
 
 /// The one device without that variable.
 const DEFAULT_NAME: &str = "headworks_0";
@@ -34,14 +39,35 @@ const CLOCK_KHZ: u64 = 1_000_000;
 /// The number of no vendor: a locally administered one. Programs treat devices of vendors that they know differently.
 const VENDOR: u32 = 0x02_6877;
 
+/// The network that a port seems to be on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Link {
+    Ethernet,
+    Infiniband,
+}
+
+impl Link {
+    /// The link with this name, the value of [`LINK`].
+    fn named(name: Option<&str>) -> Result<Self, String> {
+        match name {
+            None | Some("" | "ethernet") => Ok(Self::Ethernet),
+            Some("infiniband") => Ok(Self::Infiniband),
+            Some(other) => Err(format!(
+                "{LINK} is {other:?}: ethernet and infiniband are possible"
+            )),
+        }
+    }
+}
+
 /// A device that programs see.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct VerbsDevice {
     pub(crate) name: String,
     /// From 1.
     pub(crate) number: u8,
+    pub(crate) link: Link,
     /// The soft host's own GID, and the IPv4 address.
-    pub(crate) gids: [Gid; 2],
+    gids: [Gid; 2],
 }
 
 fn host(number: u8) -> String {
@@ -49,12 +75,13 @@ fn host(number: u8) -> String {
 }
 
 impl VerbsDevice {
-    fn new(name: &str, number: u8) -> Self {
+    fn new(name: &str, number: u8, link: Link) -> Self {
         let own = host_gid(&host(number));
         let ipv4 = host_ipv4_gid(&host(number));
         Self {
             name: name.to_owned(),
             number,
+            link,
             gids: [own, ipv4.unwrap_or(own)],
         }
     }
@@ -78,19 +105,37 @@ impl VerbsDevice {
         [2, 0, a, b, c, d]
     }
 
+    /// The port's table of GIDs.
+    pub(crate) fn gids(&self) -> &[Gid] {
+        match self.link {
+            Link::Ethernet => &self.gids,
+            Link::Infiniband => &self.gids[..1],
+        }
+    }
+
     /// The GID of an index of the port's table.
     pub(crate) fn gid(&self, index: i64) -> Option<Gid> {
         let index = usize::try_from(index).ok()?;
-        self.gids.get(index).copied()
+        self.gids().get(index).copied()
+    }
+
+    /// The GID of the device with this LID, if LIDs are addresses on this network.
+    pub(crate) fn gid_of_lid(&self, lid: u16) -> Option<Gid> {
+        let number = u8::try_from(lid).ok().filter(|number| *number > 0)?;
+        (self.link == Link::Infiniband).then(|| host_gid(&host(number)))
     }
 }
 
-/// The devices that [`NAMES`] lists, whose value is `listed`, or the one device without it.
+/// The devices that [`NAMES`] lists, whose value is `listed`, or the one device without it. `link` is the value of [`LINK`].
 ///
 /// # Errors
 ///
-/// One line on what is wrong with the value.
-pub(crate) fn devices(listed: Option<&str>) -> Result<Vec<VerbsDevice>, String> {
+/// One line on what is wrong with a value.
+pub(crate) fn devices(
+    listed: Option<&str>,
+    link: Option<&str>,
+) -> Result<Vec<VerbsDevice>, String> {
+    let link = Link::named(link)?;
     let listed = listed.filter(|listed| !listed.is_empty());
     let names: Vec<&str> = listed.unwrap_or(DEFAULT_NAME).split(',').collect();
     if names.len() > DEVICES_MAX {
@@ -112,7 +157,7 @@ pub(crate) fn devices(listed: Option<&str>) -> Result<Vec<VerbsDevice>, String> 
     }
     let numbered = names.iter().zip(1..);
     Ok(numbered
-        .map(|(name, number)| VerbsDevice::new(name, number))
+        .map(|(name, number)| VerbsDevice::new(name, number, link))
         .collect())
 }
 
@@ -169,20 +214,30 @@ pub(crate) fn describe_extended(attr: &mut abi::DeviceAttrEx) {
 }
 
 /// Fills in the attributes of the port, which are zero so far.
-pub(crate) fn describe_port(limits: &DeviceLimits, attr: &mut abi::PortAttr) {
+pub(crate) fn describe_port(device: &VerbsDevice, limits: &DeviceLimits, attr: &mut abi::PortAttr) {
     attr.state = abi::PORT_ACTIVE;
     attr.max_mtu = Mtu::B4096.code().into();
     attr.active_mtu = Mtu::B4096.code().into();
-    attr.gid_tbl_len = 2;
-    attr.port_cap_flags = abi::PORT_IP_BASED_GIDS;
+    attr.gid_tbl_len = device.gids().len() as i32;
     attr.max_msg_sz = limits.max_message;
     attr.pkey_tbl_len = 1;
     attr.max_vl_num = 1;
     attr.active_width = abi::WIDTH_4X;
     attr.active_speed = abi::SPEED_EDR;
     attr.phys_state = abi::PHYS_LINK_UP;
-    attr.link_layer = abi::LINK_ETHERNET;
-    attr.flags = abi::GRH_REQUIRED;
+    match device.link {
+        Link::Ethernet => {
+            attr.link_layer = abi::LINK_ETHERNET;
+            attr.flags = abi::GRH_REQUIRED;
+            attr.port_cap_flags = abi::PORT_IP_BASED_GIDS;
+        }
+        Link::Infiniband => {
+            attr.link_layer = abi::LINK_INFINIBAND;
+            attr.lid = device.number.into();
+            // The subnet manager's, which nobody asks.
+            attr.sm_lid = 1;
+        }
+    }
 }
 
 #[cfg(test)]
@@ -191,18 +246,30 @@ mod tests {
 
     #[test]
     fn the_variable_lists_names_and_each_has_a_host() {
-        let one = devices(None).unwrap();
-        assert_eq!(devices(Some("")).unwrap(), one);
+        let one = devices(None, None).unwrap();
+        assert_eq!(devices(Some(""), Some("")).unwrap(), one);
         assert_eq!((one.len(), &*one[0].name), (1, "headworks_0"));
         assert!(one[0].soft_name().starts_with("soft:h1,"));
-        let two = devices(Some("mlx5_0,mlx5_1")).unwrap();
+        let two = devices(Some("mlx5_0,mlx5_1"), Some("ethernet")).unwrap();
         assert_eq!((&*two[1].name, two[1].number), ("mlx5_1", 2));
         assert_ne!(two[0].guid(), two[1].guid());
         let long = "a".repeat(64);
         let many = vec!["a"; 65].join(",");
         for wrong in ["a,", "a b", "a,a", "é", &*long, &*many] {
-            let error = devices(Some(wrong)).unwrap_err();
+            let error = devices(Some(wrong), None).unwrap_err();
             assert!(error.starts_with(NAMES), "{error}");
         }
+    }
+
+    #[test]
+    fn on_infiniband_a_lid_is_an_address() {
+        let two = devices(Some("a,b"), Some("infiniband")).unwrap();
+        assert_eq!(two[0].gids().len(), 1);
+        assert_eq!(two[0].gid_of_lid(2), two[1].gid(0));
+        assert_eq!((two[0].gid_of_lid(0), two[0].gid_of_lid(256)), (None, None));
+        let one = devices(None, None).unwrap();
+        assert_eq!((one[0].gids().len(), one[0].gid_of_lid(1)), (2, None));
+        let error = devices(None, Some("token ring")).unwrap_err();
+        assert!(error.contains("ethernet and infiniband"), "{error}");
     }
 }

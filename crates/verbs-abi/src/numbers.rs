@@ -14,6 +14,8 @@ pub const SPEED_EDR: u8 = 32;
 pub const PHYS_LINK_UP: u8 = 5;
 /// The type of a GID in sysfs, as `ibv_query_gid_type` returns it: RoCE version 2.
 pub const SYSFS_GID_TYPE_ROCE_V2: c_int = 1;
+/// The type of a GID in sysfs: InfiniBand, or RoCE version 1.
+pub const SYSFS_GID_TYPE_IB: c_int = 0;
 
 c_numbers! {
     /// `Device::transport_type`: InfiniBand or RoCE.
@@ -76,6 +78,8 @@ c_numbers! {
     IBV_WC_GRH as WC_GRH: u32 = 1;
     /// `Wc::wc_flags`: the completion has an immediate.
     IBV_WC_WITH_IMM as WC_WITH_IMM: u32 = 2;
+    /// `GidEntry::gid_type`: InfiniBand.
+    IBV_GID_TYPE_IB as GID_TYPE_IB: u32 = 0;
     /// `GidEntry::gid_type`: RoCE version 2.
     IBV_GID_TYPE_ROCE_V2 as GID_TYPE_ROCE_V2: u32 = 2;
     /// Access to a region by addresses from 0.

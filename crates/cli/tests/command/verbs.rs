@@ -59,8 +59,10 @@ fn a_program_sees_the_devices_that_the_options_name() {
         listed.contains("mlx5_9") && listed.contains("mlx5_10"),
         "{listed}"
     );
-    let described = good(&fabric, &[], &["ibv_devinfo"]);
-    assert!(described.contains("PORT_ACTIVE"), "{described}");
+    let described = good(&fabric, &["--link", "infiniband"], &["ibv_devinfo"]);
+    for expected in ["PORT_ACTIVE", "InfiniBand"] {
+        assert!(described.contains(expected), "{described}");
+    }
 }
 
 #[test]
@@ -133,6 +135,10 @@ fn what_cannot_run_is_one_line() {
     refused(
         &mut verbs(&fabric, &["--devices", "0"], &["true"]),
         "1..=64",
+    );
+    refused(
+        &mut verbs(&fabric, &["--link", "x"], &["true"]),
+        "infiniband",
     );
     refused(&mut fabric.headworks(&["verbs"]), "PROGRAM");
     let mut absent = verbs(&fabric, &[], &["true"]);

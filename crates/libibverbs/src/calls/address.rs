@@ -13,7 +13,7 @@ use crate::errors::{Errno, object, status};
 use crate::objects::{AhObject, ContextObject, Front, PdObject, expose, hold, take_back};
 
 fn handle(pd: Arc<PdObject>, attr: &abi::AhAttr) -> Result<*mut abi::Ah, Errno> {
-    let handle = pd.domain.create_ah(&destination(attr)?)?;
+    let handle = pd.domain.create_ah(&destination(pd.about, attr)?)?;
     Ok(expose(Arc::new(AhObject {
         front: Front::new(abi::Ah {
             context: pd.context.context(),
@@ -63,7 +63,7 @@ fn way_back(
     }
     let header = grh.and_then(|bytes| Grh::parse_ipv4(bytes).or_else(|| Grh::parse(bytes)));
     let header = header.ok_or(Errno::INVALID)?;
-    let own = context.about.gids;
+    let own = context.about.gids();
     let index = own.iter().position(|gid| *gid == header.dgid);
     attr.is_global = 1;
     attr.grh = abi::GlobalRoute {
@@ -123,7 +123,7 @@ pub(crate) unsafe extern "C" fn resolve_eth_l2(
         // SAFETY: the program passes an open context, attributes, and room for the results.
         let (context, attr, mac) =
             unsafe { (ContextObject::of(context)?, attr.as_ref(), mac.as_mut()) };
-        destination(attr.ok_or(Errno::INVALID)?)?;
+        destination(context.about, attr.ok_or(Errno::INVALID)?)?;
         *mac.ok_or(Errno::INVALID)? = context.about.mac();
         /// No VLAN.
         const NO_VLAN: u16 = 0xffff;

@@ -7,7 +7,7 @@ use std::sync::OnceLock;
 
 use headworks_verbs_abi as abi;
 
-use crate::devices::{self, NAMES, VerbsDevice, write_text};
+use crate::devices::{self, LINK, NAMES, VerbsDevice, write_text};
 use crate::errors::{Errno, object};
 use crate::objects::{DeviceObject, Front, borrow, zeroed};
 
@@ -15,8 +15,8 @@ use crate::objects::{DeviceObject, Front, borrow, zeroed};
 fn known() -> Result<&'static [DeviceObject], Errno> {
     static KNOWN: OnceLock<Result<Vec<DeviceObject>, Errno>> = OnceLock::new();
     let known = KNOWN.get_or_init(|| {
-        let listed = std::env::var_os(NAMES).map(|names| names.to_string_lossy().into_owned());
-        match devices::devices(listed.as_deref()) {
+        let value = |name| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned());
+        match devices::devices(value(NAMES).as_deref(), value(LINK).as_deref()) {
             Ok(devices) => Ok(devices.into_iter().map(device_object).collect()),
             Err(line) => {
                 complain(&line);

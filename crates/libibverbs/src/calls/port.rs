@@ -6,7 +6,7 @@ use std::ffi::{c_int, c_void};
 use headworks_verbs_abi as abi;
 
 use crate::attributes::words;
-use crate::devices::{PKEY, PORT, describe_port};
+use crate::devices::{Link, PKEY, PORT, describe_port};
 use crate::errors::{Errno, number, status};
 use crate::objects::{ContextObject, zeroed};
 
@@ -39,7 +39,8 @@ unsafe fn write_attributes(
     }
     // SAFETY: the struct has numbers only.
     let mut known: abi::PortAttr = unsafe { zeroed() };
-    describe_port(&context.device.info().limits, &mut known);
+    let limits = &context.device.info().limits;
+    describe_port(context.about, limits, &mut known);
     // SAFETY: the caller has room for `size` bytes.
     unsafe {
         attr.cast::<u8>().write_bytes(0, size);
@@ -96,7 +97,10 @@ pub(crate) unsafe extern "C" fn query_gid_type(
         let (context, gid_type) = unsafe { (ContextObject::of(context)?, gid_type.as_mut()) };
         check_port(port.into())?;
         context.about.gid(index.into()).ok_or(Errno::INVALID)?;
-        *gid_type.ok_or(Errno::INVALID)? = abi::SYSFS_GID_TYPE_ROCE_V2;
+        *gid_type.ok_or(Errno::INVALID)? = match context.about.link {
+            Link::Ethernet => abi::SYSFS_GID_TYPE_ROCE_V2,
+            Link::Infiniband => abi::SYSFS_GID_TYPE_IB,
+        };
         Ok(0)
     })
 }
@@ -107,7 +111,10 @@ fn entry(context: &ContextObject, index: u32) -> Option<abi::GidEntry> {
         gid: words(context.about.gid(index.into())?),
         gid_index: index,
         port_num: PORT.into(),
-        gid_type: abi::GID_TYPE_ROCE_V2,
+        gid_type: match context.about.link {
+            Link::Ethernet => abi::GID_TYPE_ROCE_V2,
+            Link::Infiniband => abi::GID_TYPE_IB,
+        },
         ndev_ifindex: 0,
     })
 }
@@ -147,7 +154,7 @@ pub(crate) unsafe extern "C" fn query_gid_table(
         // SAFETY: the program passes an open context.
         let context = unsafe { ContextObject::of(context)? };
         let is_wrong = flags != 0 || size < size_of::<abi::GidEntry>() || to.is_null();
-        if is_wrong || entries_max < context.about.gids.len() {
+        if is_wrong || entries_max < context.about.gids().len() {
             return Err(Errno::INVALID);
         }
         for (at, known) in (0..).map_while(|at| Some((at, entry(context, at)?))) {

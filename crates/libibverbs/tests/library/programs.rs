@@ -60,6 +60,17 @@ fn pingpong_with_datagrams() {
 }
 
 #[test]
+fn on_infiniband_no_gid_is_needed() {
+    for program in ["ibv_rc_pingpong", "ibv_ud_pingpong", "ib_write_bw"] {
+        if there_is(program) {
+            let mut fabric = Fabric::new();
+            fabric.link = "infiniband";
+            fabric.pair(&[program, "-n", "100"]);
+        }
+    }
+}
+
+#[test]
 fn pingpong_over_a_shared_receive_queue() {
     let lists: [&[&str]; 2] = [&["-g", "0", "-c"], &["-g", "1", "-e", "-q", "32"]];
     all("ibv_srq_pingpong", &lists);

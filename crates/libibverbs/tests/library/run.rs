@@ -37,6 +37,8 @@ pub(crate) struct Fabric {
     folder: tempfile::TempDir,
     /// Value of `HEADWORKS_VERBS_DEVICES`.
     pub(crate) devices: &'static str,
+    /// Value of `HEADWORKS_VERBS_LINK`.
+    pub(crate) link: &'static str,
 }
 
 /// What a program that has ended printed.
@@ -50,6 +52,7 @@ impl Fabric {
         Self {
             folder: tempfile::tempdir().expect("a folder"),
             devices: "headworks_0",
+            link: "ethernet",
         }
     }
 
@@ -67,6 +70,7 @@ impl Fabric {
             .env("LD_PRELOAD", library())
             .env("HEADWORKS_FABRIC", self.file("fabric"))
             .env("HEADWORKS_VERBS_DEVICES", self.devices)
+            .env("HEADWORKS_VERBS_LINK", self.link)
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
