@@ -124,16 +124,12 @@ pub(crate) unsafe extern "C" fn destroy_cq(cq: *mut abi::Cq) -> c_int {
     })
 }
 
-pub(crate) unsafe extern "C" fn poll_cq(
-    cq: *mut abi::Cq,
-    wanted: c_int,
-    to: *mut abi::Wc,
-) -> c_int {
-    // SAFETY: the program passes a completion queue.
-    let Ok(cq) = (unsafe { borrow::<CqObject>(cq) }) else {
-        return -libc::EINVAL;
-    };
-    let wanted = usize::try_from(wanted).unwrap_or(0);
+/// Takes at most `wanted` completions, `BATCH` at a time.
+///
+/// # Safety
+///
+/// `to` has room for them.
+unsafe fn take<const BATCH: usize>(cq: &CqObject, wanted: usize, to: *mut abi::Wc) -> c_int {
     let mut batch = [Completion::default(); BATCH];
     let mut taken = 0;
     while taken < wanted {
@@ -144,7 +140,7 @@ pub(crate) unsafe extern "C" fn poll_cq(
             Err(_) => return -libc::EIO,
         };
         for completion in &batch[..got] {
-            // SAFETY: the program has room for as many completions as it asks for.
+            // SAFETY: the caller has room for them.
             unsafe { to.add(taken).write(wc(completion)) };
             taken += 1;
         }
@@ -153,6 +149,23 @@ pub(crate) unsafe extern "C" fn poll_cq(
         }
     }
     taken as c_int
+}
+
+pub(crate) unsafe extern "C" fn poll_cq(
+    cq: *mut abi::Cq,
+    wanted: c_int,
+    to: *mut abi::Wc,
+) -> c_int {
+    // SAFETY: the program passes a completion queue, and room for as many completions as it asks for.
+    unsafe {
+        match (borrow::<CqObject>(cq), usize::try_from(wanted)) {
+            (Err(_), _) => -libc::EINVAL,
+            // Many programs ask for one at a time, and most of the time there is none.
+            (Ok(cq), Ok(1)) => take::<1>(cq, 1, to),
+            (Ok(cq), Ok(wanted)) => take::<BATCH>(cq, wanted, to),
+            (Ok(_), Err(_)) => 0,
+        }
+    }
 }
 
 pub(crate) unsafe extern "C" fn req_notify_cq(cq: *mut abi::Cq, solicited_only: c_int) -> c_int {
