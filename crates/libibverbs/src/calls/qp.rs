@@ -3,11 +3,13 @@
 
 use std::cell::UnsafeCell;
 use std::ffi::{c_int, c_void};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Once};
 
-use headworks_verbs::{QpCaps, QpInit};
+use headworks_softnic::check_cross_process_copy;
+use headworks_verbs::{QpCaps, QpInit, QpType};
 use headworks_verbs_abi as abi;
 
+use super::device::complain;
 use super::qp_ex::set_functions;
 use crate::attributes::{modification, record, transport};
 use crate::builder::Builder;
@@ -51,6 +53,18 @@ fn caps_of(cap: &abi::QpCap) -> QpCaps {
     }
 }
 
+/// Says once if datagrams of other processes cannot arrive: the program would only see that none does.
+fn warn_of_lost_datagrams() {
+    static SAID: Once = Once::new();
+    if let Err(error) = check_cross_process_copy() {
+        SAID.call_once(|| {
+            complain(&format!(
+                "datagrams between processes will be lost: process_vm_writev: {error}; allow this system call"
+            ));
+        });
+    }
+}
+
 /// Makes a queue pair.
 ///
 /// # Safety
@@ -58,6 +72,9 @@ fn caps_of(cap: &abi::QpCap) -> QpCaps {
 /// The pointers are those of a program to objects, or null.
 unsafe fn qp_object(pd: *mut abi::Pd, parameters: QpParameters<'_>) -> Result<*mut abi::Qp, Errno> {
     let qp_type = transport(parameters.qp_type).ok_or(Errno::UNSUPPORTED)?;
+    if qp_type == QpType::Ud {
+        warn_of_lost_datagrams();
+    }
     // SAFETY: the caller says so.
     let (pd, send_cq, recv_cq): (Arc<PdObject>, Arc<CqObject>, Arc<CqObject>) = unsafe {
         (

@@ -3,4 +3,5 @@
 mod c_programs;
 mod names;
 mod programs;
+mod pyverbs;
 mod run;
