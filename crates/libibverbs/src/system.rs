@@ -25,6 +25,30 @@ pub(crate) fn is_mapped(addr: *mut c_void, len: usize) -> bool {
     unsafe { libc::msync(first as *mut c_void, end - first, libc::MS_ASYNC) == 0 }
 }
 
+/// Runs `body` while this thread takes no signals, and so threads that it starts never take any: a program's signals are for its own threads, whose
+/// calls they interrupt.
+pub(crate) fn without_signals<T>(body: impl FnOnce() -> T) -> T {
+    /// Restores the signals, also after a panic.
+    struct Restored(libc::sigset_t);
+
+    impl Drop for Restored {
+        fn drop(&mut self) {
+            // SAFETY: the set was filled in by the call below.
+            unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &self.0, std::ptr::null_mut()) };
+        }
+    }
+
+    let mut all = std::mem::MaybeUninit::<libc::sigset_t>::zeroed();
+    let mut before = std::mem::MaybeUninit::<libc::sigset_t>::zeroed();
+    // SAFETY: both calls only write the sets, for which there is room. All zeroes is an empty set.
+    let _restored = unsafe {
+        libc::sigfillset(all.as_mut_ptr());
+        libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), before.as_mut_ptr());
+        Restored(before.assume_init())
+    };
+    body()
+}
+
 /// Lets other processes of this user copy into and out of this process's memory, as an RNIC does, where the security module Yama restricts
 /// that to ancestors (`kernel.yama.ptrace_scope` 1). Without Yama the call fails, and nothing has to be allowed.
 pub(crate) fn allow_copies_by_peers() {

@@ -13,7 +13,7 @@ use super::{cq, cq_ex, device::complain, pd, port, post, qp, srq};
 use crate::devices::{COMP_VECTORS, describe, describe_extended};
 use crate::errors::{Errno, object, status};
 use crate::objects::{ContextObject, DeviceObject, borrow, expose, zeroed};
-use crate::system::{ProgramFd, allow_copies_by_peers};
+use crate::system::{ProgramFd, allow_copies_by_peers, without_signals};
 
 /// The value of `abi_compat` that tells programs to look for the larger struct around the context.
 const HAS_EXTENSIONS: *mut c_void = usize::MAX as *mut c_void;
@@ -50,10 +50,11 @@ fn functions() -> abi::VerbsContext {
 pub(crate) unsafe extern "C" fn open_device(device: *mut abi::Device) -> *mut abi::Context {
     object(|| {
         // SAFETY: the program passes a device of the list, and these live as long as the process.
-        let opened: &'static DeviceObject = unsafe { borrow(device)? };
-        let about = &opened.about;
+        let listed: &'static DeviceObject = unsafe { borrow(device)? };
+        let about = &listed.about;
         let name: DeviceName = about.soft_name().parse().map_err(|_| Errno::INVALID)?;
-        let soft = SoftProvider::new().open(&name).map_err(|error| {
+        let opened = without_signals(|| SoftProvider::new().open(&name));
+        let soft = opened.map_err(|error| {
             complain(&format!("{}: {error}", about.name));
             Errno::from(error)
         })?;

@@ -18,6 +18,7 @@ use crate::objects::{
     CqObject, EventCount, Front, PdObject, QpObject, SrqObject, borrow, expose, hold, locked,
     take_back, zeroed,
 };
+use crate::system::without_signals;
 
 /// Operations of the extended interface that the device has.
 const SEND_OPS: u64 = abi::QP_EX_WRITE
@@ -88,14 +89,16 @@ unsafe fn qp_object(pd: *mut abi::Pd, parameters: QpParameters<'_>) -> Result<*m
         // SAFETY: the caller says so.
         false => Some(unsafe { hold(parameters.srq)? }),
     };
-    let qp = pd.domain.create_qp(&QpInit {
+    let init = QpInit {
         qp_type,
         send_cq: send_cq.queue.clone(),
         recv_cq: recv_cq.queue.clone(),
         srq: srq.as_ref().map(|srq| srq.queue.clone()),
         caps: caps_of(parameters.cap),
         signal_all: parameters.sq_sig_all != 0,
-    })?;
+    };
+    // The first queue pair of a device starts its thread.
+    let qp = without_signals(|| pd.domain.create_qp(&init))?;
     let caps = *qp.caps();
     let qpn = qp.qpn().raw();
     *parameters.cap = abi::QpCap {

@@ -3,6 +3,7 @@
 #include "check.h"
 #include <dlfcn.h>
 #include <pthread.h>
+#include <signal.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -30,6 +31,13 @@ static void *post(void *unused) {
     CHECK(!posted);
   }
   return NULL;
+}
+
+static volatile sig_atomic_t signals;
+
+static void count_signal(int number) {
+  (void)number;
+  signals++;
 }
 
 /* What two processes exchange. */
@@ -131,6 +139,15 @@ int main(void) {
     CHECK(take(cq).status == IBV_WC_SUCCESS);
   for (int i = 0; i < THREADS; i++)
     CHECK(!pthread_join(threads[i], NULL));
+
+  /* The library's threads take no signals of the program. */
+  sigset_t one, pending;
+  CHECK(signal(SIGUSR1, count_signal) != SIG_ERR);
+  CHECK(!sigemptyset(&one) && !sigaddset(&one, SIGUSR1));
+  CHECK(!pthread_sigmask(SIG_BLOCK, &one, NULL));
+  CHECK(!kill(getpid(), SIGUSR1));
+  CHECK(!sigpending(&pending) && sigismember(&pending, SIGUSR1));
+  CHECK(!pthread_sigmask(SIG_UNBLOCK, &one, NULL) && signals == 1);
 
   /* In a child the parent's objects do nothing, and a device can be opened anew. */
   pid_t child = fork();

@@ -64,7 +64,10 @@ fn the_tests_of_the_python_bindings_pass() {
     let text = std::fs::read_to_string(&log).expect("text");
     let mut failed: Vec<_> = text
         .lines()
-        .filter_map(|line| line.strip_prefix("ERROR: ").or(line.strip_prefix("FAIL: ")))
+        .filter_map(|line| {
+            line.strip_prefix("ERROR: ")
+                .or_else(|| line.strip_prefix("FAIL: "))
+        })
         .filter_map(|line| line.split(' ').next())
         .collect();
     failed.sort_unstable();
