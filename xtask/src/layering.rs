@@ -32,6 +32,14 @@ pub const ALLOWED: &[(&str, &[&str])] = &[
         &["headworks-verbs", "headworks-verbs-abi", "headworks-shm"],
     ),
     (
+        "headworks-libibverbs",
+        &[
+            "headworks-softnic",
+            "headworks-verbs",
+            "headworks-verbs-abi",
+        ],
+    ),
+    (
         "headworks-simnic",
         &[
             "headworks-constants",

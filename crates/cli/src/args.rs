@@ -11,6 +11,7 @@ use crate::daemon::Daemon;
 use crate::pace::Pace;
 use crate::patterns::{Advise, Patterns};
 use crate::sim::Sim;
+use crate::verbs::Verbs;
 
 /// Send data through RDMA rings, on an RDMA NIC or a software one.
 #[derive(Parser)]
@@ -98,6 +99,11 @@ pub(crate) enum Command {
     /// Calibrate and watch the pacing of senders: devices KIND[:NAME],pace.
     #[command(subcommand)]
     Pace(Pace),
+    /// Run a verbs program on software RNICs, without an RDMA NIC: headworks verbs -- ib_write_bw
+    ///
+    /// The program is run in place of this one, with a libibverbs.so.1 whose devices are software RNICs. Two programs of one user that use
+    /// a device of one name reach each other. HEADWORKS_LIBIBVERBS names the library, if it is not beside this program.
+    Verbs(Verbs),
     /// Run this host's daemon, which carries the connections of many applications over few queue pairs.
     ///
     /// It runs until Ctrl-C or SIGTERM. Applications attach with the service module of the headworks crate.

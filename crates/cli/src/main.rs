@@ -16,6 +16,7 @@ mod progress;
 mod sim;
 mod stderr_log;
 mod top;
+mod verbs;
 
 use std::process::ExitCode;
 
@@ -66,6 +67,7 @@ fn main() -> ExitCode {
         Command::Pace(command) => pace::run(&command),
         Command::Patterns(command) => patterns::run(&command),
         Command::Advise(command) => patterns::advise_design(&command),
+        Command::Verbs(command) => verbs::run(&command),
         Command::Daemon(command) => daemon::run(&command, args.verbose),
     };
     match done {

@@ -82,6 +82,7 @@ pub(crate) fn complete(
             src_lid: Lid::new(said.slid()),
             flags: CompletionFlags {
                 grh: flags & WC_GRH != 0,
+                ..CompletionFlags::default()
             },
             ..common
         };
@@ -166,7 +167,10 @@ mod tests {
             imm: Some(2),
             src_qpn: qpn(3),
             src_lid: Lid::new(4),
-            flags: CompletionFlags { grh: true },
+            flags: CompletionFlags {
+                grh: true,
+                ipv4: true,
+            },
             ..failed(4, 5, 6, Instant::from_nanos(7))
         };
         complete(&mut place, (wc.wr_id, wc.qp_num), wc, timestamp);
@@ -212,7 +216,7 @@ mod tests {
                 imm: imm.filter(|_| opcode.is_recv()),
                 src_qpn: qpn(if opcode.is_recv() { qpns[1] } else { 0 }),
                 src_lid: Lid::new(lid).filter(|_| opcode.is_recv()),
-                flags: CompletionFlags { grh: grh && opcode.is_recv() },
+                flags: CompletionFlags { grh: grh && opcode.is_recv(), ..CompletionFlags::default() },
                 timestamp: Instant::from_nanos(at),
             };
             prop_assert_eq!(of(&wc_of(&said), Instant::from_nanos(at)), said);

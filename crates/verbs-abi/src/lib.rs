@@ -1,7 +1,6 @@
 //! The binary interface of libibverbs: types, numbers and sizes; no code.
 //!
-//! `headworks-ibverbs` calls a libibverbs that it loads. The types that it does not use are those that a library needs which offers the
-//! interface to programs that were built for libibverbs; there is none yet.
+//! `headworks-ibverbs` calls a libibverbs that it loads. `headworks-libibverbs` is one: it offers the interface to programs.
 //!
 //! The types are written from knowledge of the interface, which has been frozen for many years. Types have our names, and their
 //! fields the names of the C headers. Each type is declared once, in a table with the size and all offsets of x86-64: the compiler

@@ -140,6 +140,8 @@ impl Opcode {
 pub struct CompletionFlags {
     /// UD: the first 40 bytes of the receive are the GRH.
     pub grh: bool,
+    /// UD: these bytes end with an IPv4 header instead ([`Grh::emit_ipv4`](crate::Grh::emit_ipv4)).
+    pub ipv4: bool,
 }
 
 /// A work completion. As the specification says, only `wr_id`, `status` and `qpn` are valid when `status` is

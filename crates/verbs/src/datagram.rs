@@ -149,6 +149,70 @@ impl Grh {
         bytes
     }
 
+    /// The first 12 bytes of a GID that holds an IPv4 address.
+    const IPV4_MAPPED: [u8; 12] = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff];
+    /// First byte of an IPv4 header: version 4, five words long.
+    const IPV4_START: u8 = 0x45;
+    /// Bytes before the IPv4 header.
+    const IPV4_AT: usize = 20;
+
+    /// Encodes the header as RoCE version 2 does between IPv4 addresses: an IPv4 header in the last 20 bytes. `None` if a GID holds no
+    /// IPv4 address.
+    pub fn emit_ipv4(&self) -> Option<[u8; GRH_BYTES]> {
+        let from = self.sgid.0.strip_prefix(&Self::IPV4_MAPPED)?;
+        let to = self.dgid.0.strip_prefix(&Self::IPV4_MAPPED)?;
+        let mut bytes = [0; GRH_BYTES];
+        let header = &mut bytes[Self::IPV4_AT..];
+        header[0] = Self::IPV4_START;
+        header[1] = self.traffic_class;
+        header[2..4].copy_from_slice(&(self.payload_len.wrapping_add(20)).to_be_bytes());
+        // Do not fragment.
+        header[6] = 0x40;
+        header[8] = self.hop_limit;
+        header[9] = Self::UDP;
+        header[12..16].copy_from_slice(from);
+        header[16..20].copy_from_slice(to);
+        let sum = Self::checksum(header);
+        header[10..12].copy_from_slice(&sum.to_be_bytes());
+        Some(bytes)
+    }
+
+    /// Parses what [`emit_ipv4`](Self::emit_ipv4) encodes. `None` if there is no IPv4 header with a right checksum.
+    pub fn parse_ipv4(bytes: &[u8]) -> Option<Self> {
+        let header: &[u8; 20] = bytes.get(Self::IPV4_AT..GRH_BYTES)?.first_chunk()?;
+        if header[0] != Self::IPV4_START || Self::checksum(header) != 0 {
+            return None;
+        }
+        let gid = |from: usize| {
+            let mut gid = Gid::default();
+            gid.0[..12].copy_from_slice(&Self::IPV4_MAPPED);
+            gid.0[12..].copy_from_slice(&header[from..from + 4]);
+            gid
+        };
+        Some(Self {
+            traffic_class: header[1],
+            flow_label: 0,
+            payload_len: u16::from_be_bytes([header[2], header[3]]).wrapping_sub(20),
+            next_header: header[9],
+            hop_limit: header[8],
+            sgid: gid(12),
+            dgid: gid(16),
+        })
+    }
+
+    /// Protocol number of UDP, which carries RoCE version 2.
+    const UDP: u8 = 17;
+
+    /// The checksum of an IPv4 header: 0 if the header holds the right one.
+    fn checksum(header: &[u8]) -> u16 {
+        let words = header.chunks_exact(2);
+        let sum: u32 = words
+            .map(|word| u32::from(u16::from_be_bytes([word[0], word[1]])))
+            .sum();
+        let folded = (sum & 0xffff) + (sum >> 16);
+        !((folded & 0xffff) + (folded >> 16)) as u16
+    }
+
     /// Parses the header at the front of `bytes`. `None` if there are fewer than 40 bytes, or if the IP
     /// version is not 6: RoCE may put an IPv4 header into the last 20 of the 40 bytes.
     pub fn parse(bytes: &[u8]) -> Option<Self> {
@@ -198,8 +262,36 @@ mod tests {
         }
 
         #[test]
+        fn an_ipv4_header_comes_back_as_it_was_sent(
+            class in any::<u8>(), len in 0u16..60_000, hops in any::<u8>(), hosts in any::<[[u8; 4]; 2]>(), wrong in 20usize..40,
+        ) {
+            let gid = |host: [u8; 4]| {
+                let mut gid = Gid::default();
+                gid.0[10..12].fill(0xff);
+                gid.0[12..].copy_from_slice(&host);
+                gid
+            };
+            let header = Grh {
+                traffic_class: class,
+                payload_len: len,
+                next_header: 17,
+                hop_limit: hops,
+                sgid: gid(hosts[0]),
+                dgid: gid(hosts[1]),
+                ..Grh::default()
+            };
+            let mut bytes = header.emit_ipv4().unwrap();
+            prop_assert_eq!(Grh::parse_ipv4(&bytes), Some(header));
+            prop_assert_eq!(Grh::parse(&bytes), None);
+            bytes[wrong] ^= 1;
+            prop_assert_eq!(Grh::parse_ipv4(&bytes), None);
+            prop_assert_eq!(Grh { sgid: Gid([1; 16]), ..header }.emit_ipv4(), None);
+        }
+
+        #[test]
         fn any_bytes_are_a_header_or_none(bytes in proptest::collection::vec(any::<u8>(), 0..80)) {
             let _ = Grh::parse(&bytes);
+            let _ = Grh::parse_ipv4(&bytes);
         }
     }
 

@@ -51,46 +51,48 @@ pub(crate) fn there_is(program: &str) -> bool {
     false
 }
 
-/// Returns the directory of the library, which is at least as recent as this test's `headworks`. Cargo builds
-/// a `cdylib` for no other package, because none can depend on it. So the test has cargo build it here, with
-/// the same target directory and profile.
+/// Returns the directory of the library, or `None` if it cannot be built.
 fn library() -> Option<&'static Path> {
     static BUILT: OnceLock<Option<PathBuf>> = OnceLock::new();
-    let built = BUILT.get_or_init(|| {
-        let program = Path::new(env!("CARGO_BIN_EXE_headworks"));
-        let folder = program.parent().expect("a profile's folder");
-        let target = folder.parent().expect("the target folder");
-        let profile = folder.file_name().and_then(OsStr::to_str);
-        let mut build = Command::new(env!("CARGO"));
-        build
-            .args(["build", "--quiet", "--offline", "-p", "headworks-capi"])
-            .arg("--target-dir")
-            .arg(target)
-            .arg("--profile")
-            .arg(match profile {
-                Some("debug") | None => "dev",
-                Some(other) => other,
-            })
-            .current_dir(env!("CARGO_MANIFEST_DIR"));
-        let file = folder.join("libheadworks.so");
-        match build.output() {
-            Ok(built) if built.status.success() => Some(folder.to_owned()),
-            // With only the built tests, or a directory that cannot be written, the library built before is
-            // used.
-            failed if file.exists() => {
-                println!("the library is not built anew: {failed:?}");
-                Some(folder.to_owned())
-            }
-            failed => {
-                println!("skipped: the library cannot be built: {failed:?}");
-                let required = std::env::var("HEADWORKS_REQUIRE").unwrap_or_default();
-                let required = required.split(',').any(|word| word == "cargo");
-                assert!(!required, "cargo is required: {failed:?}");
-                None
-            }
-        }
-    });
+    let built = BUILT.get_or_init(|| built_library("headworks-capi", "libheadworks.so"));
     built.as_deref()
+}
+
+/// Returns the directory of the library `file` of a package, which is at least as recent as this test's `headworks`. Cargo builds
+/// a `cdylib` for no other package, because none can depend on it. So the test has cargo build it here, with
+/// the same target directory and profile.
+pub(crate) fn built_library(package: &str, file: &str) -> Option<PathBuf> {
+    let program = Path::new(env!("CARGO_BIN_EXE_headworks"));
+    let folder = program.parent().expect("a profile's folder");
+    let target = folder.parent().expect("the target folder");
+    let profile = folder.file_name().and_then(OsStr::to_str);
+    let mut build = Command::new(env!("CARGO"));
+    build
+        .args(["build", "--quiet", "--offline", "-p", package])
+        .arg("--target-dir")
+        .arg(target)
+        .arg("--profile")
+        .arg(match profile {
+            Some("debug") | None => "dev",
+            Some(other) => other,
+        })
+        .current_dir(env!("CARGO_MANIFEST_DIR"));
+    match build.output() {
+        Ok(built) if built.status.success() => Some(folder.to_owned()),
+        // With only the built tests, or a directory that cannot be written, the library built before is
+        // used.
+        failed if folder.join(file).exists() => {
+            println!("the library is not built anew: {failed:?}");
+            Some(folder.to_owned())
+        }
+        failed => {
+            println!("skipped: the library cannot be built: {failed:?}");
+            let required = std::env::var("HEADWORKS_REQUIRE").unwrap_or_default();
+            let required = required.split(',').any(|word| word == "cargo");
+            assert!(!required, "cargo is required: {failed:?}");
+            None
+        }
+    }
 }
 
 /// Returns the standard output of a program that must have succeeded.

@@ -26,4 +26,5 @@ mod simulated_devices;
 mod soak;
 mod test_env;
 mod top;
+mod verbs;
 mod without_libibverbs;

@@ -7,7 +7,7 @@ use rustix::io::{Errno, pread, pwrite};
 use super::{HUGE_PAGE_BYTES, PageKind, SegmentError};
 
 /// Version of everything that this software lays out in shared memory. Every attach compares it.
-pub const LAYOUT_VERSION: u32 = 6;
+pub const LAYOUT_VERSION: u32 = 7;
 
 /// Size in bytes of the header, and so the payload's offset, whatever the page size.
 pub(super) const HEADER_BYTES: usize = 4096;

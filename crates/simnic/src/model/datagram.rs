@@ -224,7 +224,10 @@ impl Model {
                 byte_len: len as u32,
                 imm: label.imm,
                 src_qpn: label.from,
-                flags: CompletionFlags { grh: true },
+                flags: CompletionFlags {
+                    grh: true,
+                    ..CompletionFlags::default()
+                },
                 ..Completion::default()
             },
             solicited: label.solicited,

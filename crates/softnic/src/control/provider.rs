@@ -8,12 +8,13 @@
 //! | `kills=N` | about one request in N kills its queue pair; `no`, the default: none. Only with `hostile` |
 //! | `ordered_between_writes=no` | does not declare ordered WRITEs; with `hostile`, they are not ordered |
 //! | `atomic_aligned_8=no` | does not declare that aligned words stay whole; with `hostile`, some do not |
+//! | `silent_deaths=yes` | a peer's death fails no queue pair, as on an RNIC; only the next request to that peer fails |
 //! | `non_temporal=no` | never writes with stores that bypass the processor's caches; for measurements |
 
 use std::sync::Arc;
 
 use headworks_shm::Registry;
-use headworks_verbs::{Device, DeviceInfo, DeviceName, Mtu, OpenError, Promises, Provider};
+use headworks_verbs::{Device, DeviceInfo, DeviceName, Gid, Mtu, OpenError, Promises, Provider};
 
 use crate::control::device::SoftDevice;
 use crate::datapath::context::{Context, ContextMode};
@@ -21,7 +22,7 @@ use crate::datapath::non_temporal;
 use crate::hostile::Rules;
 use crate::hostile::options::Options;
 pub use crate::table::addresses::DEFAULT_HOST;
-use crate::table::addresses::{gid_of, host_key};
+use crate::table::addresses::{gid_of, host_key, ipv4_gid};
 use crate::table::limits::LIMITS;
 
 /// The provider of the software RNIC. All soft devices that one user opens with the same registry directory
@@ -78,6 +79,16 @@ impl SoftProvider {
     }
 }
 
+/// Returns the GID of the soft host `name`.
+pub fn host_gid(name: &str) -> Gid {
+    gid_of(host_key(name))
+}
+
+/// Returns the GID with the IPv4 address that stands for the soft host `name`. Only `h1` to `h255` have one.
+pub fn host_ipv4_gid(name: &str) -> Option<Gid> {
+    ipv4_gid(name)
+}
+
 pub(crate) fn info(name: &DeviceName) -> DeviceInfo {
     let host = name.name().unwrap_or(DEFAULT_HOST);
     DeviceInfo {
@@ -86,7 +97,7 @@ pub(crate) fn info(name: &DeviceName) -> DeviceInfo {
         driver: None,
         // Set when the device is opened.
         network: 0,
-        gid: gid_of(host_key(host)),
+        gid: host_gid(host),
         lid: None,
         mtu: Mtu::B4096,
         numa_node: None,
@@ -157,6 +168,7 @@ impl Provider for SoftProvider {
         let mode = ContextMode {
             rules: options.rules,
             non_temporal: options.non_temporal,
+            silent_deaths: options.silent_deaths,
         };
         let context = Context::open_as(registry.clone(), info, mode);
         // The directory may have been made for this device alone.

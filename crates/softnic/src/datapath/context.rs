@@ -43,6 +43,8 @@ pub(crate) struct ContextMode {
     pub(crate) rules: Option<Rules>,
     /// Whether long WRITEs may use non-temporal stores.
     pub(crate) non_temporal: bool,
+    /// Whether a peer's death fails only requests.
+    pub(crate) silent_deaths: bool,
 }
 
 impl Default for ContextMode {
@@ -50,6 +52,7 @@ impl Default for ContextMode {
         Self {
             rules: None,
             non_temporal: true,
+            silent_deaths: false,
         }
     }
 }
@@ -81,6 +84,8 @@ pub(crate) struct Context {
     pub(crate) hostility: Option<HostileMode>,
     /// Whether long WRITEs may use non-temporal stores.
     pub(crate) non_temporal: bool,
+    /// Whether a peer's death fails only requests, not idle queue pairs.
+    pub(crate) silent_deaths: bool,
     made_by: ForkGeneration,
     /// The contexts that this one has attached.
     pub(crate) peers: Peers,
@@ -162,6 +167,7 @@ impl Context {
                 .rules
                 .map(|rules| HostileMode::new(rules, &info, host.0)),
             non_temporal: mode.non_temporal,
+            silent_deaths: mode.silent_deaths,
             descriptors,
             info,
             host,

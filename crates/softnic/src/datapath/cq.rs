@@ -23,7 +23,7 @@ use crate::hostile::{FaultEvent, FaultPoint, HostileMode, Rules};
 use crate::table::arena::ArenaAllocation;
 use crate::table::clock;
 use crate::table::peer::{Peer, Queue};
-use crate::table::rows::{CqRow, CqSlot, NO_ROW, Table, count};
+use crate::table::rows::{CqRow, CqSlot, IPV4_HEADER, NO_ROW, Table, count};
 
 /// A CQ as its producers see it, in any process.
 #[derive(Clone)]
@@ -511,7 +511,7 @@ fn retired(table: &Table, slot: &CqSlot) -> Completion {
             if slot.status == Status::Success as u8 {
                 count(&row.received, 1);
                 // A datagram's length includes its header, which the sender did not send.
-                let header = u64::from(slot.has_grh) * GRH_BYTES as u64;
+                let header = u64::from(slot.header != 0) * GRH_BYTES as u64;
                 let payload = u64::from(slot.byte_len).saturating_sub(header);
                 count(&row.received_bytes, payload);
             }
@@ -537,7 +537,8 @@ fn completion(slot: &CqSlot) -> Completion {
         src_qpn: Qpn::new(slot.src_qpn & Qpn::MAX).unwrap_or_default(),
         src_lid: None,
         flags: CompletionFlags {
-            grh: slot.has_grh != 0,
+            grh: slot.header != 0,
+            ipv4: slot.header == IPV4_HEADER,
         },
         timestamp: Instant::from_nanos(slot.timestamp),
     }

@@ -75,6 +75,8 @@ pub(crate) struct QpCore {
     told: AtomicU64,
     /// Set once the receives that the peer had claimed have been taken back after a failure.
     settled: AtomicBool,
+    /// Set once its peer has died and the queue pair stays as it is: it is unreliable, or deaths are silent.
+    outlives_peer: AtomicBool,
     pub(crate) qpn: u32,
     pub(crate) pd: u32,
     qp_type: QpType,
@@ -94,8 +96,6 @@ pub(crate) struct QpCore {
     hostile: Option<Box<HostileQp>>,
     /// Set by each look of the progress thread, and cleared when pending requests are executed.
     pub(crate) rests: AtomicBool,
-    /// Set once an unreliable connection has taken back what its dead peer held. It then goes on without one.
-    outlived: AtomicBool,
     /// Total number of receives posted again after a dead sender had claimed them.
     rq_reposted: AtomicU64,
 }
@@ -339,7 +339,7 @@ impl SoftQp {
 
     /// Returns whether it is unreliable, and has taken back what its dead peer held.
     pub(crate) fn has_outlived_its_peer(&self) -> bool {
-        self.core.outlived.load(Ordering::Acquire)
+        self.core.outlives_peer.load(Ordering::Acquire)
     }
 }
 

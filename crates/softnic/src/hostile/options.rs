@@ -11,12 +11,14 @@ pub(crate) struct Options {
     pub(crate) atomic_aligned_8: bool,
     /// Whether long WRITEs may use non-temporal stores.
     pub(crate) non_temporal: bool,
+    /// Whether a peer's death fails only requests.
+    pub(crate) silent_deaths: bool,
     /// The fault rules, if the device is hostile.
     pub(crate) rules: Option<Rules>,
 }
 
 const LEGAL: &str = "hostile, seed=N, kills=N and losses=N with it, ordered_between_writes=yes|no, \
-                     atomic_aligned_8=yes|no, non_temporal=yes|no, as in soft:h2,hostile,seed=7";
+                     atomic_aligned_8=yes|no, non_temporal=yes|no, silent_deaths=yes|no, as in soft:h2,hostile,seed=7";
 const BARE: &str = "hostile takes no value; seed=N selects the faults";
 const SEED: &str = "seed=N, a number from 0 to 18446744073709551615, with hostile";
 const KILLS: &str = "kills=N, one request in N from 1 to 4294967295 kills its queue pair, or kills=no, with hostile";
@@ -25,6 +27,7 @@ const LOSSES: &str =
 const ORDERED: &str = "ordered_between_writes=yes or ordered_between_writes=no";
 const ATOMIC: &str = "atomic_aligned_8=yes or atomic_aligned_8=no";
 const NON_TEMPORAL: &str = "non_temporal=yes or non_temporal=no";
+const SILENT_DEATHS: &str = "silent_deaths=yes or silent_deaths=no";
 
 impl Options {
     /// Reads the options of a name. An error names the illegal option and what is legal.
@@ -61,7 +64,13 @@ impl Options {
                 },
                 ("kills", _) => kills = mean(key, value, KILLS)?,
                 ("losses", _) => losses = mean(key, value, LOSSES)?,
-                ("ordered_between_writes" | "atomic_aligned_8" | "non_temporal", _) => {}
+                (
+                    "ordered_between_writes"
+                    | "atomic_aligned_8"
+                    | "non_temporal"
+                    | "silent_deaths",
+                    _,
+                ) => {}
                 _ => return Err(refused(key, value, LEGAL)),
             }
         }
@@ -88,6 +97,8 @@ impl Options {
             ordered_between_writes: yes("ordered_between_writes", ORDERED)?,
             atomic_aligned_8: yes("atomic_aligned_8", ATOMIC)?,
             non_temporal: yes("non_temporal", NON_TEMPORAL)?,
+            silent_deaths: name.option("silent_deaths").is_some()
+                && yes("silent_deaths", SILENT_DEATHS)?,
             rules,
         })
     }
@@ -106,6 +117,8 @@ mod tests {
     fn documented_option_names_have_their_documented_meaning() {
         let plain = of("soft").unwrap();
         assert!(plain.rules.is_none() && plain.ordered_between_writes && plain.atomic_aligned_8);
+        assert!(!plain.silent_deaths && of("soft,silent_deaths=yes").unwrap().silent_deaths);
+        assert!(!of("soft,silent_deaths=no").unwrap().silent_deaths);
         assert!(plain.non_temporal && !of("soft,non_temporal=no").unwrap().non_temporal);
         assert_eq!(of("soft:h2,hostile").unwrap().rules.unwrap().seed(), 1);
         assert_eq!(of("soft,hostile,seed=7").unwrap().rules.unwrap().seed(), 7);

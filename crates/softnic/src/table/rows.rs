@@ -476,9 +476,15 @@ pub(crate) struct CqSlot {
     pub(crate) status: u8,
     pub(crate) opcode: u8,
     pub(crate) has_imm: u8,
-    pub(crate) has_grh: u8,
+    /// Of a datagram: [`GRH`] or [`IPV4_HEADER`]; else 0.
+    pub(crate) header: u8,
     pub(crate) _pad: [u8; 4],
 }
+
+/// [`CqSlot::header`]: the datagram begins with a GRH.
+pub(crate) const GRH: u8 = 1;
+/// [`CqSlot::header`]: the datagram begins with 40 bytes that end with an IPv4 header.
+pub(crate) const IPV4_HEADER: u8 = 2;
 
 // SAFETY: repr(C), integers only, no pointers; every bit pattern is a value.
 unsafe impl ShmSafe for RecvHead {}

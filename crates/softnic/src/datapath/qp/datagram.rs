@@ -23,10 +23,10 @@ use crate::datapath::cross_process_copy::Direction;
 use crate::datapath::datagram_senders::Registration;
 use crate::datapath::mr_key_check::MrKeyCheck;
 use crate::datapath::remote_memory::{RemoteSpan, transfer};
-use crate::table::addresses::{PeerKey, gid_of, host_of, key_of};
+use crate::table::addresses::{DEFAULT_HOST, PeerKey, gid_of, host_of, ipv4_gid, is_ipv4, key_of};
 use crate::table::clock;
 use crate::table::peer::Peer;
-use crate::table::rows::{CqSlot, MAX_SGE};
+use crate::table::rows::{CqSlot, GRH, IPV4_HEADER, MAX_SGE};
 
 /// Maximum number of destinations whose path a queue pair caches.
 pub(crate) const LINKS_MAX: usize = 256;
@@ -65,6 +65,8 @@ struct Datagram<'a> {
     imm: Option<u32>,
     from: u32,
     solicited: bool,
+    /// Kind of its header: a value of [`CqSlot::header`].
+    header: u8,
 }
 
 impl Datagram<'_> {
@@ -107,8 +109,7 @@ impl Datagrams {
             }
             return Outcome::Done;
         }
-        let sgid = core.context.info.gid;
-        let header = Grh::of_datagram(&ah, sgid, request.len, imm.is_some()).emit();
+        let (header, kind) = Self::header(core, &ah, request.len, imm.is_some());
         let mut spans = [Span::EMPTY; MAX_SGE + 1];
         spans[0] = Span::of_inline(&header);
         let count = match request.payload {
@@ -139,6 +140,7 @@ impl Datagrams {
             imm,
             from: core.qpn,
             solicited: request.solicited,
+            header: kind,
         };
         if !is_lost {
             self.carry(core, &ah, to, &datagram);
@@ -150,7 +152,7 @@ impl Datagrams {
     fn carry(&mut self, core: &QpCore, ah: &AhInit, to: Destination, datagram: &Datagram<'_>) {
         let host = host_of(ah.dgid);
         // Not the address of a soft host: a multicast group, for example.
-        if gid_of(HostKey(host)) != ah.dgid {
+        if gid_of(HostKey(host)) != ah.dgid && !is_ipv4(ah.dgid) {
             return;
         }
         self.forget_the_dead(core);
@@ -253,6 +255,19 @@ impl Datagrams {
         }
     }
 
+    /// Returns the header in front of a datagram, and its kind. Between IPv4 addresses it is an IPv4 header.
+    fn header(core: &QpCore, ah: &AhInit, len: u64, has_imm: bool) -> ([u8; GRH_BYTES], u8) {
+        let info = &core.context.info;
+        if is_ipv4(ah.dgid)
+            && let Some(sgid) = ipv4_gid(info.name.name().unwrap_or(DEFAULT_HOST))
+            && let Some(header) = Grh::of_datagram(ah, sgid, len, has_imm).emit_ipv4()
+        {
+            return (header, IPV4_HEADER);
+        }
+        let header = Grh::of_datagram(ah, info.gid, len, has_imm);
+        (header.emit(), GRH)
+    }
+
     #[cfg(test)]
     pub(crate) fn remembered(&self) -> (usize, usize) {
         (self.ways.len(), self.targets.len())
@@ -295,7 +310,7 @@ impl DatagramPath {
                 byte_len: datagram.len as u32,
                 imm: datagram.imm.unwrap_or_default(),
                 has_imm: datagram.imm.is_some().into(),
-                has_grh: 1,
+                header: datagram.header,
                 src_qpn: datagram.from,
                 opcode: Opcode::Recv as u8,
                 ..claim.slot(remote_qp, Status::Success)

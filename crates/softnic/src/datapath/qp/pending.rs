@@ -15,6 +15,7 @@ use super::engine::{Engine, Outcome, Request, RequestProgress};
 use super::hostile_qp::RequestFaults;
 use super::{QpCore, opcode_of};
 use crate::datapath::srq::OWNER;
+use crate::table::addresses::slot_of;
 use crate::table::rows::{CqSlot, NO_ROW, QpLife, RecvSlot};
 
 /// Maximum number of bytes executed in one step.
@@ -649,7 +650,7 @@ impl QpCore {
 
     /// Returns whether it is connected to a peer that is gone.
     fn has_lost_peer(&self) -> bool {
-        self.is_connected() && self.peer_is_gone() && !self.outlived.load(Ordering::Acquire)
+        self.is_connected() && !self.outlives_peer.load(Ordering::Acquire) && self.peer_is_gone()
     }
 
     /// Goes on without the dead peer of an unreliable connection, which nobody tells of the death. The receives that
@@ -660,7 +661,7 @@ impl QpCore {
                 self.siblings.post_later(self, position, receive);
             }
         }
-        self.outlived.store(true, Ordering::Release);
+        self.outlives_peer.store(true, Ordering::Release);
         self.wake_waiters();
     }
 
@@ -678,6 +679,9 @@ impl QpCore {
         if !self.is_reliable() {
             return self.outlive_peer();
         }
+        if self.context.silent_deaths && pending.is_empty() && self.state() != QpState::Error {
+            return self.stay_connected();
+        }
         // The request in progress ends as with a peer that stays silent; the rest is flushed.
         if !pending.is_empty() && self.state() == QpState::Rts {
             self.end(&mut pending, Status::RetryExceeded);
@@ -685,6 +689,23 @@ impl QpCore {
         self.fail();
         self.settle();
         self.flush(&mut pending);
+        self.wake_waiters();
+    }
+
+    /// Stays connected to a peer that died, as an RNIC does which cannot notice a death. The next request finds the peer's queue pair
+    /// in error and its process dead, and so ends as with a peer that stays silent.
+    fn stay_connected(&self) {
+        self.outlives_peer.store(true, Ordering::Release);
+        if let Some(peer) = self.known_peer() {
+            let theirs = peer
+                .table
+                .held_qp(slot_of(self.row().dest_qpn.load(Ordering::Relaxed)));
+            // Nobody else writes to the table of a dead process, but processes that do the same.
+            theirs.fail(theirs.life().generation());
+        }
+        for (position, receive) in self.take_back_incomplete() {
+            self.flush_receive(receive.wr_id, position);
+        }
         self.wake_waiters();
     }
 

@@ -98,6 +98,7 @@ impl SoftQp {
             far: Mutex::default(),
             told: AtomicU64::new(0),
             settled: AtomicBool::new(false),
+            outlives_peer: AtomicBool::new(false),
             qpn,
             pd,
             qp_type: init.qp_type,
@@ -115,7 +116,6 @@ impl SoftQp {
                 .as_ref()
                 .map(|hostility| Box::new(HostileQp::new(hostility))),
             rests: AtomicBool::new(false),
-            outlived: AtomicBool::new(false),
             rq_reposted: AtomicU64::new(0),
         });
         siblings.enter(&core);
@@ -187,7 +187,7 @@ impl SoftQp {
                 core.set_peer(None);
                 core.set_dest(None);
                 core.settled.store(false, Ordering::Release);
-                core.outlived.store(false, Ordering::Release);
+                core.outlives_peer.store(false, Ordering::Release);
                 self.engine = Engine::default();
                 if core.is_datagrams() {
                     // The progress thread detaches peers that no queue pair sends to any more.

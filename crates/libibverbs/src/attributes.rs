@@ -1,0 +1,167 @@
+//! Conversion of queue pair attributes: pure.
+
+use headworks_verbs::{Access, AhInit, Gid, Mtu, Psn, QpAttr, QpState, QpType, Qpn, RnrTimer};
+use headworks_verbs_abi::{self as abi, mask};
+
+use crate::devices::{PORT, VerbsDevice};
+use crate::errors::Errno;
+
+/// The transport of `ibv_qp_init_attr::qp_type`. A further transport of the software RNIC gets its line here.
+pub(crate) fn transport(qp_type: i32) -> Option<QpType> {
+    match qp_type {
+        abi::QPT_RC => Some(QpType::Rc),
+        abi::QPT_UD => Some(QpType::Ud),
+        _ => None,
+    }
+}
+
+/// A GID in libibverbs' representation.
+pub(crate) fn words(gid: Gid) -> [u64; 2] {
+    let word = |at: usize| {
+        let mut bytes = [0; 8];
+        bytes.copy_from_slice(&gid.0[at..at + 8]);
+        u64::from_ne_bytes(bytes)
+    };
+    [word(0), word(8)]
+}
+
+/// Converts a GID from libibverbs' representation.
+pub(crate) fn gid(words: [u64; 2]) -> Gid {
+    let mut gid = Gid::default();
+    gid.0[..8].copy_from_slice(&words[0].to_ne_bytes());
+    gid.0[8..].copy_from_slice(&words[1].to_ne_bytes());
+    gid
+}
+
+/// The rights of a region or queue pair. Rights that the device knows nothing of are left out: no peer can use them.
+pub(crate) fn access(flags: u32) -> Access {
+    Access::from_bits_truncate(flags)
+}
+
+/// The destination of an address vector: a GID, or on InfiniBand a LID.
+pub(crate) fn destination(device: &VerbsDevice, of: &abi::AhAttr) -> Result<AhInit, Errno> {
+    let grh = &of.grh;
+    if of.port_num != PORT {
+        return Err(Errno::INVALID);
+    }
+    if of.is_global == 0 {
+        let gid = device.gid_of_lid(of.dlid).ok_or(Errno::INVALID)?;
+        return Ok(AhInit {
+            service_level: of.sl & 0xf,
+            ..AhInit::to(gid)
+        });
+    }
+    device.gid(grh.sgid_index.into()).ok_or(Errno::INVALID)?;
+    Ok(AhInit {
+        traffic_class: grh.traffic_class,
+        flow_label: grh.flow_label & 0xf_ffff,
+        hop_limit: grh.hop_limit,
+        service_level: of.sl & 0xf,
+        ..AhInit::to(gid(grh.dgid))
+    })
+}
+
+/// The state with libibverbs' number `code`.
+fn state(code: i32) -> Result<QpState, Errno> {
+    let known = u8::try_from(code).ok().and_then(QpState::from_code);
+    known.ok_or(Errno::INVALID)
+}
+
+/// Bits of the mask that name nothing of this device, and are ignored.
+const IGNORED: i32 = mask::EN_SQD_ASYNC_NOTIFY;
+/// Bits of the mask that are converted or checked.
+const KNOWN: i32 = mask::STATE
+    | mask::CUR_STATE
+    | mask::ACCESS_FLAGS
+    | mask::PKEY_INDEX
+    | mask::PORT
+    | mask::QKEY
+    | mask::AV
+    | mask::PATH_MTU
+    | mask::TIMEOUT
+    | mask::RETRY_CNT
+    | mask::RNR_RETRY
+    | mask::RQ_PSN
+    | mask::MAX_RD_ATOMIC
+    | mask::MIN_RNR_TIMER
+    | mask::SQ_PSN
+    | mask::MAX_DEST_RD_ATOMIC
+    | mask::DEST_QPN;
+
+/// Converts the attributes of `ibv_modify_qp` for a queue pair in the state `from`. The device checks the rest.
+pub(crate) fn modification(
+    device: &VerbsDevice,
+    from: QpState,
+    attr: &abi::QpAttr,
+    bits: i32,
+) -> Result<QpAttr, Errno> {
+    if bits & !(KNOWN | IGNORED) != 0 {
+        return Err(Errno::INVALID);
+    }
+    let has = |bit: i32| bits & bit != 0;
+    let to = match has(mask::STATE) {
+        true => state(attr.qp_state)?,
+        false => from,
+    };
+    let is_start = (from, to) == (QpState::Reset, QpState::Init);
+    let both = mask::PKEY_INDEX | mask::PORT;
+    let is_wrong = is_start && bits & both != both
+        || has(mask::PKEY_INDEX) && attr.pkey_index != 0
+        || has(mask::PORT) && attr.port_num != PORT
+        || has(mask::CUR_STATE) && state(attr.cur_qp_state)? != from;
+    if is_wrong {
+        return Err(Errno::INVALID);
+    }
+    let mut out = QpAttr {
+        state: Some(to),
+        ..QpAttr::default()
+    };
+    if has(mask::ACCESS_FLAGS) {
+        out.access = Some(access(attr.qp_access_flags));
+    }
+    if has(mask::AV) {
+        out.dest_gid = Some(destination(device, &attr.ah_attr)?.dgid);
+    }
+    if has(mask::DEST_QPN) {
+        out.dest_qpn = Some(Qpn::new(attr.dest_qp_num).ok_or(Errno::INVALID)?);
+    }
+    if has(mask::PATH_MTU) {
+        let code = u8::try_from(attr.path_mtu).map_err(|_| Errno::INVALID)?;
+        out.path_mtu = Some(Mtu::from_code(code).ok_or(Errno::INVALID)?);
+    }
+    if has(mask::MIN_RNR_TIMER) {
+        out.min_rnr_timer = Some(RnrTimer::new(attr.min_rnr_timer).ok_or(Errno::INVALID)?);
+    }
+    out.rq_psn = has(mask::RQ_PSN).then(|| Psn::truncated(attr.rq_psn));
+    out.sq_psn = has(mask::SQ_PSN).then(|| Psn::truncated(attr.sq_psn));
+    out.max_dest_rd_atomic = has(mask::MAX_DEST_RD_ATOMIC).then_some(attr.max_dest_rd_atomic);
+    out.max_rd_atomic = has(mask::MAX_RD_ATOMIC).then_some(attr.max_rd_atomic);
+    out.timeout = has(mask::TIMEOUT).then_some(attr.timeout);
+    out.retry_count = has(mask::RETRY_CNT).then_some(attr.retry_cnt);
+    out.rnr_retry = has(mask::RNR_RETRY).then_some(attr.rnr_retry);
+    out.qkey = has(mask::QKEY).then_some(attr.qkey);
+    Ok(out)
+}
+
+/// Records in `known` what a modification changed, for `ibv_query_qp`.
+pub(crate) fn record(known: &mut abi::QpAttr, attr: &abi::QpAttr, bits: i32) {
+    let has = |bit: i32| bits & bit != 0;
+    if has(mask::STATE) && attr.qp_state == QpState::Reset as i32 {
+        *known = abi::QpAttr {
+            cap: known.cap,
+            ..abi::QpAttr::default()
+        };
+        return;
+    }
+    macro_rules! copy {
+        ($($bit:ident $field:ident),*) => {
+            $(if has(mask::$bit) { known.$field = attr.$field; })*
+        };
+    }
+    copy!(
+        ACCESS_FLAGS qp_access_flags, PKEY_INDEX pkey_index, PORT port_num, QKEY qkey, AV ah_attr,
+        PATH_MTU path_mtu, TIMEOUT timeout, RETRY_CNT retry_cnt, RNR_RETRY rnr_retry, RQ_PSN rq_psn,
+        MAX_RD_ATOMIC max_rd_atomic, MIN_RNR_TIMER min_rnr_timer, SQ_PSN sq_psn,
+        MAX_DEST_RD_ATOMIC max_dest_rd_atomic, DEST_QPN dest_qp_num
+    );
+}

@@ -1,0 +1,281 @@
+//! Queue pairs: creation, attributes, destruction.
+#![allow(unsafe_code)]
+
+use std::cell::UnsafeCell;
+use std::ffi::{c_int, c_void};
+use std::sync::{Arc, Mutex, Once};
+
+use headworks_softnic::check_cross_process_copy;
+use headworks_verbs::{QpCaps, QpInit, QpType};
+use headworks_verbs_abi as abi;
+
+use super::device::complain;
+use super::qp_ex::set_functions;
+use crate::attributes::{modification, record, transport};
+use crate::builder::Builder;
+use crate::errors::{Errno, object, status};
+use crate::objects::{
+    CqObject, EventCount, Front, PdObject, QpObject, SrqObject, borrow, expose, hold, locked,
+    take_back, zeroed,
+};
+use crate::system::without_signals;
+
+/// Operations of the extended interface that the device has.
+const SEND_OPS: u64 = abi::QP_EX_WRITE
+    | abi::QP_EX_WRITE_IMM
+    | abi::QP_EX_SEND
+    | abi::QP_EX_SEND_IMM
+    | abi::QP_EX_READ
+    | abi::QP_EX_COMPARE_SWAP
+    | abi::QP_EX_FETCH_ADD;
+
+/// Parameters of a new queue pair.
+struct QpParameters<'a> {
+    qp_context: *mut c_void,
+    send_cq: *mut abi::Cq,
+    recv_cq: *mut abi::Cq,
+    srq: *mut abi::Srq,
+    /// The sizes; those that the device granted are written back.
+    cap: &'a mut abi::QpCap,
+    qp_type: c_int,
+    sq_sig_all: c_int,
+    /// Whether the program will use the extended interface.
+    is_extended: bool,
+}
+
+fn caps_of(cap: &abi::QpCap) -> QpCaps {
+    // The device has no queues without room.
+    QpCaps {
+        max_send_wr: cap.max_send_wr.max(1),
+        max_recv_wr: cap.max_recv_wr.max(1),
+        max_send_sge: cap.max_send_sge.max(1),
+        max_recv_sge: cap.max_recv_sge.max(1),
+        max_inline: cap.max_inline_data,
+    }
+}
+
+/// Says once if datagrams of other processes cannot arrive: the program would only see that none does.
+fn warn_of_lost_datagrams() {
+    static SAID: Once = Once::new();
+    if let Err(error) = check_cross_process_copy() {
+        SAID.call_once(|| {
+            complain(&format!(
+                "datagrams between processes will be lost: process_vm_writev: {error}; allow this system call"
+            ));
+        });
+    }
+}
+
+/// Makes a queue pair.
+///
+/// # Safety
+///
+/// The pointers are those of a program to objects, or null.
+unsafe fn qp_object(pd: *mut abi::Pd, parameters: QpParameters<'_>) -> Result<*mut abi::Qp, Errno> {
+    let qp_type = transport(parameters.qp_type).ok_or(Errno::UNSUPPORTED)?;
+    if qp_type == QpType::Ud {
+        warn_of_lost_datagrams();
+    }
+    // SAFETY: the caller says so.
+    let (pd, send_cq, recv_cq): (Arc<PdObject>, Arc<CqObject>, Arc<CqObject>) = unsafe {
+        (
+            hold(pd)?,
+            hold(parameters.send_cq)?,
+            hold(parameters.recv_cq)?,
+        )
+    };
+    let srq: Option<Arc<SrqObject>> = match parameters.srq.is_null() {
+        true => None,
+        // SAFETY: the caller says so.
+        false => Some(unsafe { hold(parameters.srq)? }),
+    };
+    let init = QpInit {
+        qp_type,
+        send_cq: send_cq.queue.clone(),
+        recv_cq: recv_cq.queue.clone(),
+        srq: srq.as_ref().map(|srq| srq.queue.clone()),
+        caps: caps_of(parameters.cap),
+        signal_all: parameters.sq_sig_all != 0,
+    };
+    // The first queue pair of a device starts its thread.
+    let qp = without_signals(|| pd.domain.create_qp(&init))?;
+    let caps = *qp.caps();
+    let qpn = qp.qpn().raw();
+    *parameters.cap = abi::QpCap {
+        max_send_wr: caps.max_send_wr,
+        max_recv_wr: if srq.is_some() { 0 } else { caps.max_recv_wr },
+        max_send_sge: caps.max_send_sge,
+        max_recv_sge: if srq.is_some() { 0 } else { caps.max_recv_sge },
+        max_inline_data: caps.max_inline,
+    };
+    // SAFETY: all fields are pointers and functions that may be null, numbers, and a mutex and a condition whose initial state is zero.
+    let mut front: abi::QpEx = unsafe { zeroed() };
+    let base = &mut front.qp_base;
+    base.context = pd.context.context();
+    base.qp_context = parameters.qp_context;
+    base.pd = pd.front.get();
+    base.send_cq = parameters.send_cq;
+    base.recv_cq = parameters.recv_cq;
+    base.srq = parameters.srq;
+    base.handle = pd.next_handle();
+    base.qp_num = qpn;
+    base.qp_type = parameters.qp_type;
+    set_functions(&mut front);
+    let qp = Arc::new(QpObject {
+        front: Front::new(front),
+        qp: Mutex::new(qp),
+        qp_type,
+        caps,
+        signal_all: parameters.sq_sig_all != 0,
+        builder: parameters
+            .is_extended
+            .then(|| Box::new(UnsafeCell::new(Builder::default()))),
+        attr: Mutex::new(abi::QpAttr {
+            cap: *parameters.cap,
+            ..abi::QpAttr::default()
+        }),
+        events: EventCount::default(),
+        send_cq,
+        recv_cq,
+        srq,
+        pd: pd.clone(),
+    });
+    locked(&pd.context.qps).insert(qpn, Arc::downgrade(&qp));
+    Ok(expose(qp))
+}
+
+pub(crate) unsafe extern "C" fn create_qp(
+    pd: *mut abi::Pd,
+    init: *mut abi::QpInitAttr,
+) -> *mut abi::Qp {
+    object(|| {
+        // SAFETY: the program passes a protection domain and attributes, with objects or null in them.
+        unsafe {
+            let init = init.as_mut().ok_or(Errno::INVALID)?;
+            let parameters = QpParameters {
+                qp_context: init.qp_context,
+                send_cq: init.send_cq,
+                recv_cq: init.recv_cq,
+                srq: init.srq,
+                cap: &mut init.cap,
+                qp_type: init.qp_type,
+                sq_sig_all: init.sq_sig_all,
+                is_extended: false,
+            };
+            qp_object(pd, parameters)
+        }
+    })
+}
+
+pub(crate) unsafe extern "C" fn create_qp_ex(
+    _context: *mut abi::Context,
+    init: *mut abi::QpInitAttrEx,
+) -> *mut abi::Qp {
+    object(|| {
+        // SAFETY: the program passes attributes, with objects or null in them.
+        unsafe {
+            let init = init.as_mut().ok_or(Errno::INVALID)?;
+            let known = abi::QP_INIT_PD | abi::QP_INIT_CREATE_FLAGS | abi::QP_INIT_SEND_OPS;
+            let has = |bit: u32| init.comp_mask & bit != 0;
+            let flags = has(abi::QP_INIT_CREATE_FLAGS) && init.create_flags != 0;
+            let is_extended = has(abi::QP_INIT_SEND_OPS);
+            let ops = is_extended && init.send_ops_flags & !SEND_OPS != 0;
+            if init.comp_mask & !known != 0 || flags || ops {
+                return Err(Errno::UNSUPPORTED);
+            }
+            if !has(abi::QP_INIT_PD) {
+                return Err(Errno::INVALID);
+            }
+            let pd = init.pd;
+            let parameters = QpParameters {
+                qp_context: init.qp_context,
+                send_cq: init.send_cq,
+                recv_cq: init.recv_cq,
+                srq: init.srq,
+                cap: &mut init.cap,
+                qp_type: init.qp_type,
+                sq_sig_all: init.sq_sig_all,
+                is_extended,
+            };
+            qp_object(pd, parameters)
+        }
+    })
+}
+
+/// Returns the larger struct of a queue pair that was made for the extended interface; null for others.
+pub(crate) unsafe extern "C" fn qp_to_qp_ex(qp: *mut abi::Qp) -> *mut abi::QpEx {
+    // SAFETY: the program passes a queue pair.
+    match unsafe { borrow::<QpObject>(qp) } {
+        Ok(object) if object.builder.is_some() => object.front.get(),
+        _ => std::ptr::null_mut(),
+    }
+}
+
+pub(crate) unsafe extern "C" fn modify_qp(
+    qp: *mut abi::Qp,
+    attr: *mut abi::QpAttr,
+    bits: c_int,
+) -> c_int {
+    status(|| {
+        // SAFETY: the program passes a queue pair, and attributes.
+        let (object, attr): (&QpObject, _) = unsafe { (borrow(qp)?, attr.as_ref()) };
+        let attr = attr.ok_or(Errno::INVALID)?;
+        let mut qp = locked(&object.qp);
+        let changes = modification(object.pd.about, qp.state(), attr, bits)?;
+        let done = qp.modify(&changes);
+        // SAFETY: the struct is the program's, and only the library writes this field.
+        unsafe { (*object.front.get()).qp_base.state = qp.state() as c_int };
+        done?;
+        record(&mut locked(&object.attr), attr, bits);
+        Ok(())
+    })
+}
+
+pub(crate) unsafe extern "C" fn query_qp(
+    qp: *mut abi::Qp,
+    attr: *mut abi::QpAttr,
+    _bits: c_int,
+    init: *mut abi::QpInitAttr,
+) -> c_int {
+    status(|| {
+        // SAFETY: the program passes a queue pair, and room for both structs.
+        let (object, attr, init): (&QpObject, _, _) =
+            unsafe { (borrow(qp)?, attr.as_mut(), init.as_mut()) };
+        let (attr, init) = (attr.ok_or(Errno::INVALID)?, init.ok_or(Errno::INVALID)?);
+        let state = locked(&object.qp).state() as c_int;
+        *attr = *locked(&object.attr);
+        attr.qp_state = state;
+        attr.cur_qp_state = state;
+        // SAFETY: the struct is the program's, and only the library writes these fields.
+        unsafe {
+            let base = &raw mut (*object.front.get()).qp_base;
+            (*base).state = state;
+            *init = abi::QpInitAttr {
+                qp_context: (*base).qp_context,
+                send_cq: (*base).send_cq,
+                recv_cq: (*base).recv_cq,
+                srq: (*base).srq,
+                cap: attr.cap,
+                qp_type: (*base).qp_type,
+                sq_sig_all: object.signal_all.into(),
+            };
+        }
+        Ok(())
+    })
+}
+
+pub(crate) unsafe extern "C" fn destroy_qp(qp: *mut abi::Qp) -> c_int {
+    status(|| {
+        // SAFETY: the program passes a queue pair that it does not use again.
+        let object = unsafe { take_back::<QpObject>(qp)? };
+        let qpn = locked(&object.qp).qpn().raw();
+        locked(&object.pd.context.qps).remove(&qpn);
+        object.events.wait();
+        Ok(())
+    })
+}
+
+/// Whether the bytes of an operation are placed in order: the device's promise is bounded in length, which the answer cannot say.
+pub(crate) extern "C" fn data_in_order(_: *mut abi::Qp, _: c_int, _: u32) -> c_int {
+    0
+}

@@ -1,0 +1,44 @@
+//! A drop-in `libibverbs.so.1` whose devices are software RNICs, for programs that were built for the distribution's library.
+//!
+//! `headworks verbs -- PROGRAM` runs a program with this library. The dynamic linker then takes it wherever the program, or a library
+//! that the program loads later, asks for `libibverbs.so.1`. Two processes of one user that use a device of one name reach each other.
+//!
+//! # Map
+//!
+//! | module | what |
+//! |---|---|
+//! | `symbols` | the table of all exported names: version, and the function behind each |
+//! | `calls` | the functions that programs call, one module for each kind of object; unsafe: they trust the pointers they are given |
+//! | `objects` | what is behind the C structs that programs hold; conversion of pointers; unsafe |
+//! | `devices` | names, addresses and attributes of the devices |
+//! | `builder` | requests that a program builds one call at a time |
+//! | `attributes` | conversion of queue pair attributes: pure |
+//! | `completions` | conversion of completions: pure |
+//! | `rates`, `text` | rates and descriptions of numbers, as tables |
+//! | `errors` | the error number for each error; results of calls; catching of panics |
+//! | `system` | calls of libc; unsafe |
+//!
+//! # How it works
+//!
+//! A C struct that a program holds (`ibv_qp`, …) is the front of a Rust object in an `Arc`. An object holds the objects it was made from, so
+//! the count of an `Arc` tells whether an object is still in use: destruction then fails with `EBUSY`, as the kernel's does.
+//! A program that closes its device first keeps valid pointers until it has destroyed the rest.
+//!
+//! A queue pair has one lock, because a program may post sends and receives from several threads. Nothing else on the path of a request is
+//! locked here.
+//!
+//! A program may set `O_NONBLOCK` on the descriptors of a completion channel and of a context, and this decides whether a call waits. The
+//! pipes of the software RNIC never block. So the program gets a second open file description of the same pipe.
+#![deny(unsafe_code)]
+
+mod attributes;
+mod builder;
+mod calls;
+mod completions;
+mod devices;
+mod errors;
+mod objects;
+mod rates;
+mod symbols;
+mod system;
+mod text;

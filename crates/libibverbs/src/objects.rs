@@ -1,0 +1,391 @@
+//! What is behind the C structs that programs hold.
+#![allow(unsafe_code)]
+
+use std::cell::UnsafeCell;
+use std::collections::HashMap;
+use std::ffi::c_int;
+use std::mem::MaybeUninit;
+use std::ops::Deref;
+use std::os::fd::OwnedFd;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+
+use headworks_verbs::{
+    AddressHandle, Completion, CompletionChannel, CompletionQueue, Device, ProtectionDomain,
+    QpCaps, QpType, QueuePair, Region, SharedReceiveQueue,
+};
+use headworks_verbs_abi as abi;
+
+use crate::builder::Builder;
+use crate::devices::VerbsDevice;
+use crate::errors::Errno;
+use crate::system::ProgramFd;
+
+/// Locks a mutex. What a panic left is used as it is: no lock here protects more than one value.
+pub(crate) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The C struct at the front of an object. The program may write its fields at any time.
+#[repr(transparent)]
+pub(crate) struct Front<C>(UnsafeCell<C>);
+
+impl<C> Front<C> {
+    pub(crate) fn new(fields: C) -> Self {
+        Self(UnsafeCell::new(fields))
+    }
+
+    pub(crate) fn get(&self) -> *mut C {
+        self.0.get()
+    }
+}
+
+/// A C struct of which all fields are zero or null.
+///
+/// # Safety
+///
+/// All zeroes must be a value of the type.
+pub(crate) unsafe fn zeroed<C>() -> C {
+    // SAFETY: the caller says so.
+    unsafe { MaybeUninit::zeroed().assume_init() }
+}
+
+/// An object that a program holds by a pointer to its front.
+///
+/// # Safety
+///
+/// The type is `repr(C)`, and its first field is a `Front` of a struct that begins with `C`. It may be used from several threads, as far as
+/// the interface lets a program do so.
+pub(crate) unsafe trait Object: Sized {
+    /// The struct that the program sees.
+    type C;
+}
+
+/// Hands an object to the program.
+pub(crate) fn expose<T: Object>(object: Arc<T>) -> *mut T::C {
+    Arc::into_raw(object).cast_mut().cast()
+}
+
+/// The object behind the program's pointer.
+///
+/// # Errors
+///
+/// `EINVAL` for null.
+///
+/// # Safety
+///
+/// The pointer is null, or from [`expose`] and the program has not destroyed the object.
+pub(crate) unsafe fn borrow<'a, T: Object>(pointer: *mut T::C) -> Result<&'a T, Errno> {
+    // SAFETY: the pointer is that of an `Arc<T>`, whose front the struct is.
+    unsafe { pointer.cast::<T>().as_ref() }.ok_or(Errno::INVALID)
+}
+
+/// As [`borrow`], for an object that is to outlive the program's use of it.
+///
+/// # Safety
+///
+/// As for [`borrow`].
+pub(crate) unsafe fn hold<T: Object>(pointer: *mut T::C) -> Result<Arc<T>, Errno> {
+    let object = NonNull::new(pointer.cast::<T>()).ok_or(Errno::INVALID)?;
+    // SAFETY: the pointer is that of an `Arc<T>`, which the program holds.
+    unsafe {
+        Arc::increment_strong_count(object.as_ptr());
+        Ok(Arc::from_raw(object.as_ptr()))
+    }
+}
+
+/// Takes an object back that the program destroys.
+///
+/// # Errors
+///
+/// `EBUSY` if another object uses it. The program keeps it.
+///
+/// # Safety
+///
+/// As for [`borrow`]; after a success the pointer is not used again.
+pub(crate) unsafe fn take_back<T: Object>(pointer: *mut T::C) -> Result<Arc<T>, Errno> {
+    let object = NonNull::new(pointer.cast::<T>()).ok_or(Errno::INVALID)?;
+    // SAFETY: the pointer is that of an `Arc<T>`, which the program holds.
+    let object = unsafe { Arc::from_raw(object.as_ptr()) };
+    if Arc::strong_count(&object) > 1 {
+        let _ = Arc::into_raw(object);
+        return Err(Errno::BUSY);
+    }
+    Ok(object)
+}
+
+/// A device that programs see. It lives as long as the process.
+#[repr(C)]
+pub(crate) struct DeviceObject {
+    pub(crate) front: Front<abi::Device>,
+    /// Room for the fields that providers of libibverbs have behind the struct. Some libraries look there for their own devices, and find
+    /// null.
+    pub(crate) provider: [usize; 16],
+    pub(crate) about: VerbsDevice,
+}
+
+/// An open device.
+#[repr(C)]
+pub(crate) struct ContextObject {
+    pub(crate) front: Front<abi::VerbsContext>,
+    pub(crate) about: &'static VerbsDevice,
+    pub(crate) cqs: Mutex<HashMap<u32, Weak<CqObject>>>,
+    pub(crate) qps: Mutex<HashMap<u32, Weak<QpObject>>>,
+    pub(crate) srqs: Mutex<HashMap<u32, Weak<SrqObject>>>,
+    pub(crate) events: ProgramFd,
+    /// What programs take for the descriptor of the kernel's device. Some duplicate it.
+    _command_fd: OwnedFd,
+    /// Numbers objects of all kinds, for their fields `handle`.
+    handles: AtomicU32,
+    pub(crate) device: Arc<dyn Device>,
+}
+
+impl ContextObject {
+    pub(crate) fn new(
+        fields: abi::VerbsContext,
+        about: &'static VerbsDevice,
+        device: Arc<dyn Device>,
+        events: ProgramFd,
+        command_fd: OwnedFd,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            front: Front::new(fields),
+            about,
+            cqs: Mutex::default(),
+            qps: Mutex::default(),
+            srqs: Mutex::default(),
+            events,
+            _command_fd: command_fd,
+            handles: AtomicU32::new(0),
+            device,
+        })
+    }
+
+    /// The pointer that the program holds, in the middle of the front.
+    pub(crate) fn context(&self) -> *mut abi::Context {
+        // SAFETY: the field lies within the struct; no reference is made.
+        unsafe { &raw mut (*self.front.get()).context }
+    }
+
+    /// The front of the context that the program knows as `context`.
+    fn front_of(context: *mut abi::Context) -> *mut abi::VerbsContext {
+        if context.is_null() {
+            return std::ptr::null_mut();
+        }
+        let before = std::mem::offset_of!(abi::VerbsContext, context);
+        context.wrapping_byte_sub(before).cast()
+    }
+
+    /// As [`borrow`].
+    ///
+    /// # Safety
+    ///
+    /// As for [`borrow`].
+    pub(crate) unsafe fn of<'a>(context: *mut abi::Context) -> Result<&'a Self, Errno> {
+        // SAFETY: the caller says so.
+        unsafe { borrow(Self::front_of(context)) }
+    }
+
+    /// As [`hold`].
+    ///
+    /// # Safety
+    ///
+    /// As for [`borrow`].
+    pub(crate) unsafe fn hold(context: *mut abi::Context) -> Result<Arc<Self>, Errno> {
+        // SAFETY: the caller says so.
+        unsafe { hold(Self::front_of(context)) }
+    }
+
+    /// Takes the program's reference back. Objects of the context may go on to hold it.
+    ///
+    /// # Safety
+    ///
+    /// As for [`take_back`].
+    pub(crate) unsafe fn close(context: *mut abi::Context) -> Result<(), Errno> {
+        let object = Self::front_of(context).cast::<Self>();
+        let object = NonNull::new(object).ok_or(Errno::INVALID)?;
+        // SAFETY: the pointer is that of an `Arc`, which the program holds no longer.
+        drop(unsafe { Arc::from_raw(object.as_ptr()) });
+        Ok(())
+    }
+
+    pub(crate) fn next_handle(&self) -> u32 {
+        self.handles.fetch_add(1, Ordering::Relaxed)
+    }
+}
+
+/// Events that a program was handed and those that it has acknowledged. Destruction waits until all are.
+#[derive(Default)]
+pub(crate) struct EventCount {
+    /// Events that are not yet acknowledged.
+    open: Mutex<u32>,
+    acknowledged: Condvar,
+}
+
+impl EventCount {
+    pub(crate) fn hand_out(&self) {
+        *locked(&self.open) += 1;
+    }
+
+    pub(crate) fn acknowledge(&self, count: u32) {
+        let mut open = locked(&self.open);
+        *open = open.saturating_sub(count);
+        self.acknowledged.notify_all();
+    }
+
+    pub(crate) fn wait(&self) {
+        let mut open = locked(&self.open);
+        while *open > 0 {
+            open = self
+                .acknowledged
+                .wait(open)
+                .unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}
+
+/// A protection domain.
+#[repr(C)]
+pub(crate) struct PdObject {
+    pub(crate) front: Front<abi::Pd>,
+    pub(crate) domain: Arc<dyn ProtectionDomain>,
+    /// The domain that a parent domain stands for.
+    pub(crate) parent_of: Option<Arc<Self>>,
+    pub(crate) context: Arc<ContextObject>,
+}
+
+/// A thread domain. The queue pairs of one have a lock all the same.
+#[repr(C)]
+pub(crate) struct TdObject {
+    pub(crate) front: Front<abi::Td>,
+    pub(crate) context: Arc<ContextObject>,
+}
+
+/// A memory region.
+#[repr(C)]
+pub(crate) struct MrObject {
+    pub(crate) front: Front<abi::Mr>,
+    /// `None` while it is registered anew.
+    pub(crate) region: Mutex<Option<Region>>,
+    pub(crate) pd: Mutex<Arc<PdObject>>,
+}
+
+/// An address handle.
+#[repr(C)]
+pub(crate) struct AhObject {
+    pub(crate) front: Front<abi::Ah>,
+    pub(crate) handle: Arc<dyn AddressHandle>,
+    pub(crate) pd: Arc<PdObject>,
+}
+
+/// A completion channel.
+#[repr(C)]
+pub(crate) struct ChannelObject {
+    pub(crate) front: Front<abi::CompChannel>,
+    pub(crate) channel: Arc<dyn CompletionChannel>,
+    pub(crate) fd: ProgramFd,
+    pub(crate) context: Arc<ContextObject>,
+}
+
+/// A completion queue.
+#[repr(C)]
+pub(crate) struct CqObject {
+    pub(crate) front: Front<abi::CqEx>,
+    /// The completion that the accessors of the extended interface read. Only used between `start_poll` and `end_poll`.
+    pub(crate) current: UnsafeCell<Completion>,
+    /// Whether one thread at a time polls, so that polling through the extended interface locks nothing.
+    pub(crate) is_single_threaded: bool,
+    pub(crate) completion_events: EventCount,
+    pub(crate) async_events: EventCount,
+    pub(crate) queue: Arc<dyn CompletionQueue>,
+    pub(crate) channel: Option<Arc<ChannelObject>>,
+    /// The parent domain that it was created in, if any.
+    pub(crate) pd: Option<Arc<PdObject>>,
+    pub(crate) context: Arc<ContextObject>,
+}
+
+/// A shared receive queue.
+#[repr(C)]
+pub(crate) struct SrqObject {
+    pub(crate) front: Front<abi::Srq>,
+    /// Its attributes now.
+    pub(crate) attr: Mutex<abi::SrqAttr>,
+    pub(crate) events: EventCount,
+    pub(crate) queue: Arc<dyn SharedReceiveQueue>,
+    pub(crate) pd: Arc<PdObject>,
+}
+
+/// A queue pair.
+#[repr(C)]
+pub(crate) struct QpObject {
+    pub(crate) front: Front<abi::QpEx>,
+    pub(crate) qp: Mutex<Box<dyn QueuePair>>,
+    pub(crate) qp_type: QpType,
+    pub(crate) caps: QpCaps,
+    pub(crate) signal_all: bool,
+    /// Requests that the program builds with the extended interface, if it asked for that. Only used between `wr_start` and
+    /// `wr_complete` or `wr_abort`, under the front's mutex.
+    pub(crate) builder: Option<Box<UnsafeCell<Builder>>>,
+    /// The attributes that were set.
+    pub(crate) attr: Mutex<abi::QpAttr>,
+    pub(crate) events: EventCount,
+    pub(crate) send_cq: Arc<CqObject>,
+    pub(crate) recv_cq: Arc<CqObject>,
+    pub(crate) srq: Option<Arc<SrqObject>>,
+    pub(crate) pd: Arc<PdObject>,
+}
+
+impl Deref for PdObject {
+    type Target = ContextObject;
+
+    fn deref(&self) -> &ContextObject {
+        &self.context
+    }
+}
+
+macro_rules! objects {
+    ($($object:ident is $c:ident;)*) => {
+        $(
+            // SAFETY: the struct above is `repr(C)`, and its first field is a front that is or begins with the C struct. Fields that
+            // calls change are behind locks, but for those that only the caller of a pair of functions uses meanwhile.
+            unsafe impl Object for $object {
+                type C = abi::$c;
+            }
+
+            // SAFETY: as above: what several threads may change is behind locks.
+            unsafe impl Send for $object {}
+            // SAFETY: as above.
+            unsafe impl Sync for $object {}
+        )*
+    };
+}
+
+objects! {
+    DeviceObject is Device;
+    ContextObject is VerbsContext;
+    PdObject is Pd;
+    TdObject is Td;
+    MrObject is Mr;
+    AhObject is Ah;
+    ChannelObject is CompChannel;
+    CqObject is Cq;
+    SrqObject is Srq;
+    QpObject is Qp;
+}
+
+/// A count of C as a Rust number.
+pub(crate) fn count(number: c_int) -> Result<u32, Errno> {
+    u32::try_from(number).map_err(|_| Errno::INVALID)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_queue_pair_takes_little_memory_beside_the_device() {
+        // Its place in the table of queue pairs comes on top.
+        assert!(size_of::<QpObject>() <= 704, "{}", size_of::<QpObject>());
+    }
+}

@@ -1,0 +1,53 @@
+//! C programs of `tests/c`, compiled with the headers of libibverbs.
+
+use std::path::Path;
+use std::process::Command;
+
+use crate::run::{Fabric, library, text_of, there_is};
+
+/// Compiles and runs a program, which must succeed.
+fn run(name: &str) {
+    if !there_is("cc") || !Path::new("/usr/include/infiniband/verbs.h").exists() {
+        println!("skipped: no C compiler, or no infiniband/verbs.h (Debian: libibverbs-dev)");
+        return;
+    }
+    let fabric = Fabric::new();
+    let program = fabric.file(name);
+    let source = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("tests/c")
+        .join(name)
+        .with_extension("c");
+    let mut compiler = Command::new("cc");
+    compiler.args([
+        "-std=gnu11",
+        "-Wall",
+        "-Wextra",
+        "-Werror",
+        "-O1",
+        "-pthread",
+    ]);
+    compiler.arg(source).arg("-o").arg(&program).arg(library());
+    text_of(compiler.output().expect("cc runs"));
+    let said = fabric.good(&[program.to_str().expect("a path")]);
+    assert!(said.ends_with("done\n"), "{said}");
+}
+
+#[test]
+fn wrong_arguments_are_refused_and_used_objects_are_busy() {
+    run("wrong");
+}
+
+#[test]
+fn the_extended_interface_posts_and_polls() {
+    run("extended");
+}
+
+#[test]
+fn events_wait_as_the_program_asks() {
+    run("events");
+}
+
+#[test]
+fn forks_threads_and_loading_by_name() {
+    run("processes");
+}

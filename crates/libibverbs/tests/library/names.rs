@@ -1,0 +1,88 @@
+//! The exported names, compared with the distribution's library.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::process::Command;
+
+use crate::run::{library, text_of, there_is};
+
+/// Where Debian and Fedora have the library.
+const INSTALLED: [&str; 2] = [
+    "/usr/lib/x86_64-linux-gnu/libibverbs.so.1",
+    "/usr/lib64/libibverbs.so.1",
+];
+
+/// The defined names of a library with their versions, such as `ibv_open_device@@IBVERBS_1.1`.
+fn names(library: &Path) -> BTreeSet<String> {
+    let mut nm = Command::new("nm");
+    nm.args(["-D", "--defined-only", "--with-symbol-versions"]);
+    let text = text_of(nm.arg(library).output().expect("nm runs"));
+    let names = text.lines().filter_map(|line| line.split(' ').nth(2));
+    // Version nodes are listed as absolute symbols, which have no version.
+    let versioned = names.filter(|name| name.contains('@'));
+    let is_node = |name: &str| name.starts_with("IBVERBS_");
+    versioned
+        .filter(|name| !is_node(name))
+        .map(str::to_owned)
+        .collect()
+}
+
+#[test]
+fn every_name_of_the_installed_library_is_exported() {
+    if !there_is("nm") {
+        return;
+    }
+    let Some(installed) = INSTALLED.iter().find(|path| Path::new(path).exists()) else {
+        println!("skipped: no libibverbs.so.1 is installed (Debian: libibverbs1)");
+        return;
+    };
+    let theirs = names(Path::new(installed));
+    assert!(theirs.len() > 100, "{installed} has names");
+    let ours = names(&library());
+    let plain = |name: &str| name.replace("@@", "@");
+    let ours: BTreeSet<_> = ours.iter().map(|name| plain(name)).collect();
+    let missing: Vec<_> = theirs
+        .iter()
+        .filter(|name| !ours.contains(&plain(name)))
+        .collect();
+    assert!(missing.is_empty(), "missing: {missing:#?}");
+}
+
+#[test]
+fn nothing_else_is_exported() {
+    if !there_is("nm") {
+        return;
+    }
+    let mut nm = Command::new("nm");
+    nm.args(["-D", "--defined-only"]);
+    let text = text_of(nm.arg(library()).output().expect("nm runs"));
+    let names = text.lines().filter_map(|line| line.split(' ').nth(2));
+    let known = [
+        "ibv_",
+        "_ibv_",
+        "verbs_",
+        "_verbs_",
+        "__verbs_",
+        "IBVERBS_",
+        "mult_to",
+        "mbps_to",
+        "__ioctl",
+        "execute_ioctl",
+    ];
+    let strange: Vec<_> = names
+        .filter(|name| !known.iter().any(|start| name.starts_with(start)))
+        .collect();
+    assert!(strange.is_empty(), "{strange:?}");
+}
+
+#[test]
+fn its_soname_is_that_of_the_real_one() {
+    if !there_is("readelf") {
+        return;
+    }
+    let mut readelf = Command::new("readelf");
+    let read = readelf.arg("-d").arg(library()).output();
+    let text = text_of(read.expect("readelf runs"));
+    assert!(text.contains("soname: [libibverbs.so.1]"), "{text}");
+    assert!(text.contains("NODELETE"), "{text}");
+}
