@@ -10,6 +10,7 @@ use crate::errors::Errno;
 pub(crate) fn transport(qp_type: i32) -> Option<QpType> {
     match qp_type {
         abi::QPT_RC => Some(QpType::Rc),
+        abi::QPT_UC => Some(QpType::Uc),
         abi::QPT_UD => Some(QpType::Ud),
         _ => None,
     }

@@ -16,6 +16,7 @@
 //! | `completions` | conversion of completions: pure |
 //! | `rates`, `text` | rates and descriptions of numbers, as tables |
 //! | `errors` | the error number for each error; results of calls; catching of panics |
+//! | `shared_memory` | replaces a program's pages by shared ones, so that peers reach them without system calls; unsafe |
 //! | `system` | calls of libc; unsafe |
 //!
 //! # How it works
@@ -39,6 +40,7 @@ mod devices;
 mod errors;
 mod objects;
 mod rates;
+mod shared_memory;
 mod symbols;
 mod system;
 mod text;

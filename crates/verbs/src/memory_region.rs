@@ -142,6 +142,11 @@ pub unsafe trait Buffer: Send + Sync {
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
+    /// Address of the first byte in memory that a device allocated, if this is such memory, mapped at another address. The
+    /// device then registers its own memory under the address [`as_ptr`](Self::as_ptr).
+    fn device_ptr(&self) -> *mut u8 {
+        self.as_ptr()
+    }
     /// The page size that it was allocated with.
     fn pages(&self) -> Pages {
         Pages::Ordinary

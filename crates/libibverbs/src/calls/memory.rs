@@ -10,6 +10,7 @@ use headworks_verbs_abi as abi;
 use crate::attributes::access;
 use crate::errors::{Errno, object, status};
 use crate::objects::{Front, MrObject, PdObject, borrow, expose, hold, locked, take_back};
+use crate::shared_memory;
 use crate::system::{is_mapped, set_errno};
 
 /// Memory of the program, which it keeps mapped while it is registered.
@@ -45,7 +46,10 @@ fn register(pd: &PdObject, addr: *mut c_void, len: usize, flags: u32) -> Result<
     if !is_mapped(addr, len) {
         return Err(Errno(libc::EFAULT));
     }
-    let memory: Arc<dyn Buffer> = Arc::new(ProgramMemory { addr, len });
+    let memory: Arc<dyn Buffer> = match shared_memory::share(&pd.context.device, addr, len) {
+        Some(shared) => Arc::new(shared),
+        None => Arc::new(ProgramMemory { addr, len }),
+    };
     Ok(pd.domain.register(&memory, access(flags))?)
 }
 
@@ -111,7 +115,12 @@ pub(crate) unsafe extern "C" fn reg_mr_iova2(
 
 pub(crate) unsafe extern "C" fn dereg_mr(mr: *mut abi::Mr) -> c_int {
     // SAFETY: the program passes a region that it does not use again.
-    status(|| unsafe { take_back::<MrObject>(mr) }.map(drop))
+    status(|| {
+        // SAFETY: as above.
+        drop(unsafe { take_back::<MrObject>(mr) }?);
+        shared_memory::sweep();
+        Ok(())
+    })
 }
 
 /// Changes memory, domain or rights of a region. The region gets new keys, as the interface allows.

@@ -164,7 +164,8 @@ pub(crate) fn register(
         return Err(ResourceError::Access);
     }
     let (start, len) = (buffer.as_ptr() as usize, buffer.len());
-    let ours = buffers.find(start, len);
+    let in_device = buffer.device_ptr() as usize;
+    let ours = buffers.find(in_device, len);
     let row = context.region_rows.take("memory regions")?;
     // The low bits are the row's number, the bits above its generation. So a late request under an old key
     // meets a different generation.
@@ -175,7 +176,7 @@ pub(crate) fn register(
     let at = match &ours {
         Some(ours) => {
             let at = ours.piece.place();
-            let offset = at.offset + (start - ours.start());
+            let offset = at.offset + (in_device - ours.start());
             SegmentOffset { offset, ..at }
         }
         None => SegmentOffset {
