@@ -166,3 +166,132 @@ pub(crate) fn record(known: &mut abi::QpAttr, attr: &abi::QpAttr, bits: i32) {
         MAX_DEST_RD_ATOMIC max_dest_rd_atomic, DEST_QPN dest_qp_num
     );
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::devices::devices;
+
+    /// A device on Ethernet.
+    fn device() -> VerbsDevice {
+        devices(None, None).unwrap().remove(0)
+    }
+
+    /// An address vector to the first GID of the device.
+    fn way(device: &VerbsDevice) -> abi::AhAttr {
+        abi::AhAttr {
+            is_global: 1,
+            port_num: PORT,
+            grh: abi::GlobalRoute {
+                dgid: words(device.gid(0).unwrap()),
+                ..abi::GlobalRoute::default()
+            },
+            ..abi::AhAttr::default()
+        }
+    }
+
+    #[test]
+    fn a_gid_comes_back_unchanged() {
+        let gid_of = |byte| Gid([byte; 16]);
+        assert_eq!(gid(words(gid_of(7))), gid_of(7));
+    }
+
+    #[test]
+    fn the_first_step_needs_port_and_key() {
+        let device = device();
+        let init = abi::QpAttr {
+            qp_state: QpState::Init as i32,
+            port_num: PORT,
+            qp_access_flags: 0xffff_ffff,
+            ..abi::QpAttr::default()
+        };
+        let of = |attr: &abi::QpAttr, bits| modification(&device, QpState::Reset, attr, bits);
+        let bits = mask::STATE | mask::PKEY_INDEX | mask::PORT | mask::ACCESS_FLAGS;
+        let out = of(&init, bits).unwrap();
+        assert_eq!(
+            (out.state, out.access),
+            (Some(QpState::Init), Some(Access::ALL))
+        );
+        assert_eq!(of(&init, bits & !mask::PORT), Err(Errno::INVALID));
+        let wrong = abi::QpAttr {
+            port_num: 2,
+            ..init
+        };
+        assert_eq!(of(&wrong, bits), Err(Errno::INVALID));
+        let wrong = abi::QpAttr {
+            qp_state: 7,
+            ..init
+        };
+        assert_eq!(of(&wrong, bits), Err(Errno::INVALID));
+        assert_eq!(of(&init, bits | mask::CAP), Err(Errno::INVALID));
+    }
+
+    #[test]
+    fn a_destination_needs_a_gid_on_ethernet_and_none_on_infiniband() {
+        let ethernet = device();
+        let to = destination(&ethernet, &way(&ethernet)).unwrap();
+        assert_eq!(Some(to.dgid), ethernet.gid(0));
+        let by_lid = abi::AhAttr {
+            is_global: 0,
+            dlid: 1,
+            ..way(&ethernet)
+        };
+        assert_eq!(destination(&ethernet, &by_lid), Err(Errno::INVALID));
+        let infiniband = devices(None, Some("infiniband")).unwrap().remove(0);
+        let to = destination(&infiniband, &by_lid).unwrap();
+        assert_eq!(Some(to.dgid), infiniband.gid(0));
+        let mut other_index = way(&ethernet);
+        other_index.grh.sgid_index = 2;
+        assert_eq!(destination(&ethernet, &other_index), Err(Errno::INVALID));
+    }
+
+    #[test]
+    fn only_what_the_mask_names_is_converted_and_recorded() {
+        let device = device();
+        let attr = abi::QpAttr {
+            qp_state: QpState::Rtr as i32,
+            ah_attr: way(&device),
+            dest_qp_num: 0x1234,
+            path_mtu: 3,
+            rq_psn: 5,
+            timeout: 14,
+            min_rnr_timer: 12,
+            ..abi::QpAttr::default()
+        };
+        let bits = mask::STATE | mask::AV | mask::DEST_QPN | mask::PATH_MTU | mask::MIN_RNR_TIMER;
+        let out = modification(&device, QpState::Init, &attr, bits).unwrap();
+        assert_eq!(
+            (out.dest_qpn, out.path_mtu),
+            (Qpn::new(0x1234), Some(Mtu::B1024))
+        );
+        assert_eq!((out.rq_psn, out.timeout), (None, None));
+        let mut known = abi::QpAttr::default();
+        record(&mut known, &attr, bits);
+        assert_eq!(
+            (known.dest_qp_num, known.timeout, known.rq_psn),
+            (0x1234, 0, 0)
+        );
+        let reset = abi::QpAttr::default();
+        record(&mut known, &reset, mask::STATE);
+        assert_eq!(known.dest_qp_num, 0);
+        for wrong in [
+            abi::QpAttr {
+                path_mtu: 6,
+                ..attr
+            },
+            abi::QpAttr {
+                dest_qp_num: 1 << 24,
+                ..attr
+            },
+            abi::QpAttr {
+                min_rnr_timer: 32,
+                ..attr
+            },
+        ] {
+            assert_eq!(
+                modification(&device, QpState::Init, &wrong, bits),
+                Err(Errno::INVALID)
+            );
+        }
+    }
+}

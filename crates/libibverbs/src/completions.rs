@@ -57,3 +57,42 @@ pub(crate) fn wc(of: &Completion) -> abi::Wc {
         ..abi::Wc::default()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use headworks_verbs::{Qpn, Status};
+
+    #[test]
+    fn a_received_datagram_keeps_its_facts() {
+        let said = Completion {
+            wr_id: 7,
+            status: Status::Success,
+            opcode: Opcode::Recv,
+            qpn: Qpn::new(5).unwrap(),
+            src_qpn: Qpn::new(6).unwrap(),
+            byte_len: 140,
+            imm: Some(0x0102_0304),
+            flags: CompletionFlags {
+                grh: true,
+                ipv4: true,
+            },
+            ..Completion::default()
+        };
+        let out = wc(&said);
+        assert_eq!((out.wr_id, out.status, out.opcode), (7, 0, abi::WC_RECV));
+        assert_eq!((out.qp_num, out.src_qp, out.byte_len), (5, 6, 140));
+        assert_eq!(out.wc_flags, abi::WC_GRH | abi::WC_WITH_IMM);
+        assert_eq!((out.imm_data.to_ne_bytes(), out.sl), ([1, 2, 3, 4], 2));
+    }
+
+    #[test]
+    fn a_failure_has_libibverbs_number() {
+        let said = Completion {
+            status: Status::RetryExceeded,
+            ..Completion::default()
+        };
+        assert_eq!(wc(&said).status, 12);
+        assert_eq!((wc(&said).wc_flags, wc(&said).sl), (0, 0));
+    }
+}

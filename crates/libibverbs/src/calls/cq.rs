@@ -99,16 +99,20 @@ pub(crate) unsafe extern "C" fn create_cq(
     })
 }
 
-/// Changes the size of a completion queue, as far as the memory that it has allows.
+/// Changes the size of a completion queue, as far as the memory that it has allows. The queue keeps that memory, and so its size.
 pub(crate) unsafe extern "C" fn resize_cq(cq: *mut abi::Cq, cqe: c_int) -> c_int {
     status(|| {
         // SAFETY: the program passes a completion queue.
         let cq: &CqObject = unsafe { borrow(cq)? };
-        match count(cqe)? {
-            0 => Err(Errno::INVALID),
-            cqe if cqe > cq.context.device.info().limits.max_cqe => Err(Errno::INVALID),
-            cqe if cqe > cq.queue.depth() => Err(Errno::UNSUPPORTED),
-            _ => Ok(()),
+        let wanted = count(cqe)?;
+        let waiting = cq.queue.counters().map_or(0, |counters| counters.unpolled);
+        let most = cq.context.device.info().limits.max_cqe;
+        if wanted == 0 || wanted > most || u64::from(wanted) < waiting {
+            return Err(Errno::INVALID);
+        }
+        match wanted > cq.queue.depth() {
+            true => Err(Errno::UNSUPPORTED),
+            false => Ok(()),
         }
     })
 }
