@@ -164,7 +164,7 @@ fn replace(memory: &dyn Buffer, start: usize, len: usize) -> Option<u64> {
             protection,
             how,
             fd.as_raw_fd(),
-            0,
+            memory.file_offset() as i64,
         )
     };
     (mapped != libc::MAP_FAILED).then_some(inode)
@@ -316,7 +316,7 @@ extern "C" fn in_child() {
                     protection,
                     how,
                     fd.as_raw_fd(),
-                    0,
+                    found.memory.file_offset() as i64,
                 );
             }
         }

@@ -198,6 +198,11 @@ impl SharedSegment {
         unsafe { self.base.add(HEADER_BYTES) }
     }
 
+    /// Returns where the payload begins in the file, in bytes.
+    pub fn payload_offset(&self) -> u64 {
+        HEADER_BYTES as u64
+    }
+
     /// Returns the payload's size in bytes.
     #[inline]
     pub fn len(&self) -> usize {

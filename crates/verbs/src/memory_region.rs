@@ -161,6 +161,10 @@ pub unsafe trait Buffer: Send + Sync {
     fn file(&self) -> Option<BorrowedFd<'_>> {
         None
     }
+    /// Where this memory begins in its [file](Self::file), in bytes: a multiple of the page size.
+    fn file_offset(&self) -> u64 {
+        0
+    }
 }
 
 /// Ordinary memory of this process, zeroed and aligned to a cache line: a [`Buffer`] that no device

@@ -67,6 +67,10 @@ unsafe impl Buffer for SoftBuffer {
     fn file(&self) -> Option<BorrowedFd<'_>> {
         self.piece.is_alone().then(|| self.piece.segment().fd())
     }
+
+    fn file_offset(&self) -> u64 {
+        self.piece.segment().payload_offset()
+    }
 }
 
 impl SoftBuffer {
