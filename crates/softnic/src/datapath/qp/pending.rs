@@ -13,7 +13,7 @@ use headworks_verbs::{
 
 use super::engine::{Engine, Outcome, Request, RequestProgress};
 use super::hostile_qp::RequestFaults;
-use super::{QpCore, opcode_of};
+use super::{INLINE_MAX, QpCore, opcode_of};
 use crate::datapath::srq::OWNER;
 use crate::table::addresses::slot_of;
 use crate::table::rows::{CqSlot, NO_ROW, QpLife, RecvSlot};
@@ -163,6 +163,15 @@ impl Pending {
     fn has_begun(&self) -> bool {
         let mut backlogs = self.backlog.iter();
         backlogs.any(|backlog| backlog.list.iter().any(PendingRequest::has_begun))
+    }
+
+    /// Returns whether the oldest request is short.
+    fn is_short(&self) -> bool {
+        let front = self
+            .backlog
+            .as_ref()
+            .and_then(|backlog| backlog.list.front());
+        front.is_some_and(|front| front.payload().len() <= INLINE_MAX as u64)
     }
 
     /// Takes over the attributes that say how long to retry.
@@ -318,6 +327,15 @@ impl QpCore {
             Ok(mut pending) => self.resume(&mut pending, now),
             Err(TryLockError::Poisoned(poisoned)) => self.resume(&mut poisoned.into_inner(), now),
             Err(TryLockError::WouldBlock) => NextStep::Now,
+        }
+    }
+
+    /// Executes waiting requests if the oldest is short and no other thread is executing them.
+    pub(super) fn catch_up(&self, now: Instant) {
+        if let Ok(mut pending) = self.pending.try_lock()
+            && pending.is_short()
+        {
+            self.resume(&mut pending, now);
         }
     }
 
