@@ -48,6 +48,11 @@ fn events_wait_as_the_program_asks() {
 }
 
 #[test]
+fn whole_pages_become_shared_and_hold_their_bytes() {
+    run("memory");
+}
+
+#[test]
 fn forks_threads_and_loading_by_name() {
     run("processes");
 }

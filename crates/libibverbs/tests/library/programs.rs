@@ -54,6 +54,12 @@ fn pingpong_on_connections() {
 }
 
 #[test]
+fn pingpong_on_unreliable_connections() {
+    let lists: [&[&str]; 3] = [&["-g", "0"], &["-g", "1", "-c"], &["-g", "1", "-e", "-c"]];
+    all("ibv_uc_pingpong", &lists);
+}
+
+#[test]
 fn pingpong_with_datagrams() {
     let lists: [&[&str]; 3] = [&["-g", "0", "-c"], &["-g", "1"], &["-g", "1", "-e"]];
     all("ibv_ud_pingpong", &lists);
@@ -83,9 +89,17 @@ fn perftest_writes_reads_sends_and_does_atomics() {
         &[
             &["-x", "1", "-n", "100"],
             &["-x", "1", "-n", "100", "-q", "4", "-b"],
+            &["-x", "1", "-n", "100", "-c", "UC"],
         ],
     );
-    all("ib_write_lat", &[&["-x", "1", "-n", "100"]]);
+    all(
+        "ib_write_lat",
+        &[
+            &["-x", "1", "-n", "100"],
+            &["-x", "1", "-n", "100", "-c", "UC"],
+            &["-x", "1", "-n", "100", "-a"],
+        ],
+    );
     all("ib_read_bw", &[&["-x", "1", "-n", "100"]]);
     all("ib_send_lat", &[&["-x", "1", "-n", "100", "-c", "UD"]]);
     all(
