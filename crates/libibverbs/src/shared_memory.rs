@@ -9,10 +9,11 @@
 //!
 //! - A region that does not consist of whole pages, or whose pages are of another kind, stays private: peers reach it by system calls.
 //!   A page that the region shares with other data is never replaced, because other threads may write that data meanwhile.
-//! - What another thread writes to the region itself during the registration may be lost.
-//! - The pages stay shared when the region is deregistered, and serve the next registration. A program that unmaps them, as `free`
-//!   does, gives the memory back at the next registration or deregistration of any memory.
-//! - A child of `fork` has private pages again. It sees its own writes, and the parent's until it writes to a page itself.
+//! - The pages are private again when the last region in them is deregistered. So freed memory behaves as before.
+//! - What other threads or peers write to the pages during the first registration or the last deregistration may be lost.
+//! - The program keeps the memory mapped while it is registered, as the interface demands. If it does not, peers still reach the device's
+//!   memory, and nothing else.
+//! - A child of `fork` has private pages. It sees its own writes, and those of others to pages that it has not written to.
 #![allow(unsafe_code)]
 
 use std::cell::RefCell;
@@ -38,6 +39,8 @@ struct SharedPages {
     memory: Arc<dyn Buffer>,
     /// The device, whose peers map this memory.
     device: usize,
+    /// Regions in the pages.
+    regions: usize,
 }
 
 /// A part of replaced pages, as the device registers it.
@@ -78,18 +81,17 @@ fn replaced() -> MutexGuard<'static, BTreeMap<usize, SharedPages>> {
 }
 
 /// Returns the `len` bytes at `addr` as memory of `device`, after replacing their pages if need be. `None` if they stay private.
+/// [`release`] gives the memory back.
 pub(crate) fn share(
     device: &Arc<dyn Device>,
-    addr: *mut c_void,
-    len: usize,
+    maps: &Mappings,
+    (addr, len): (*mut c_void, usize),
 ) -> Option<SharedMemory> {
     let start = addr as usize;
     let end = start.checked_add(len)?;
     let name = Arc::as_ptr(device).cast::<()>() as usize;
     let mut pages = replaced();
-    let maps = Mappings::read()?;
-    forget_unmapped(&mut pages, &maps);
-    if let Some(found) = find(&pages, name, (start, end)) {
+    if let Some(found) = take(&mut pages, name, (start, end)) {
         return Some(found);
     }
     if !start.is_multiple_of(PAGE) || !len.is_multiple_of(PAGE) || !maps.is_ordinary(start, end) {
@@ -110,35 +112,48 @@ pub(crate) fn share(
         inode,
         memory,
         device: name,
+        regions: 0,
     };
     pages.insert(start, made);
-    find(&pages, name, (start, end))
+    take(&mut pages, name, (start, end))
 }
 
-/// Forgets pages that the program has unmapped.
-pub(crate) fn sweep() {
+/// Ends the use of memory that [`share`] returned. The device accesses it no longer.
+pub(crate) fn release(addr: *mut c_void) {
     let mut pages = replaced();
-    if !pages.is_empty()
-        && let Some(maps) = Mappings::read()
-    {
-        forget_unmapped(&mut pages, &maps);
+    let Some((start, found)) = pages.range_mut(..=addr as usize).next_back() else {
+        return;
+    };
+    found.regions = found.regions.saturating_sub(1);
+    if found.regions > 0 {
+        return;
+    }
+    let start = *start;
+    let Some(found) = pages.remove(&start) else {
+        return;
+    };
+    // A program that has unmapped the pages, or mapped others, gets nothing back.
+    let is_there = Mappings::read().is_some_and(|maps| {
+        let is_ours = |mapping: &Mapping| mapping.is_of(&[found.inode]);
+        maps.all(start, start + found.len, is_ours)
+    });
+    if is_there {
+        // Without memory for it the pages are still those of the file, which stays mapped without the device.
+        put_back(&*found.memory, start, found.len);
     }
 }
 
-fn forget_unmapped(pages: &mut BTreeMap<usize, SharedPages>, maps: &Mappings) {
-    pages.retain(|start, found| maps.has_file(*start, start + found.len, found.inode));
-}
-
-/// Returns a range that lies in replaced pages.
-fn find(
-    pages: &BTreeMap<usize, SharedPages>,
+/// Takes a range that lies in replaced pages.
+fn take(
+    pages: &mut BTreeMap<usize, SharedPages>,
     device: usize,
     (start, end): (usize, usize),
 ) -> Option<SharedMemory> {
-    let (first, found) = pages.range(..=start).next_back()?;
+    let (first, found) = pages.range_mut(..=start).next_back()?;
     if found.device != device || end > first + found.len {
         return None;
     }
+    found.regions += 1;
     Some(SharedMemory {
         addr: NonNull::new(start as *mut u8)?,
         len: end - start,
@@ -147,27 +162,48 @@ fn find(
     })
 }
 
+const DATA: i32 = libc::PROT_READ | libc::PROT_WRITE;
+
 /// Copies the pages at `start` to `memory`, and maps its file over them. Returns the file's inode. After a failure the pages are as
 /// before.
 fn replace(memory: &dyn Buffer, start: usize, len: usize) -> Option<u64> {
     let fd = memory.file()?;
     let inode = inode_of(fd)?;
     copy_used_pages(memory.as_ptr(), start, len);
-    let protection = libc::PROT_READ | libc::PROT_WRITE;
-    let how = libc::MAP_SHARED | libc::MAP_FIXED;
+    let (fd, offset) = (fd.as_raw_fd(), memory.file_offset() as i64);
+    let fixed = libc::MAP_SHARED | libc::MAP_FIXED;
     // SAFETY: the program registers these pages as memory for a device to write to; all of them are mapped, private and anonymous. The
     // new mapping holds the same bytes.
-    let mapped = unsafe {
-        libc::mmap(
-            start as *mut c_void,
-            len,
-            protection,
-            how,
-            fd.as_raw_fd(),
-            memory.file_offset() as i64,
-        )
-    };
-    (mapped != libc::MAP_FAILED).then_some(inode)
+    let mapped = unsafe { libc::mmap(start as *mut c_void, len, DATA, fixed, fd, offset) };
+    if mapped != libc::MAP_FAILED {
+        return Some(inode);
+    }
+    // The call may have unmapped the pages before it failed.
+    let is_there = crate::system::is_mapped(start as *mut c_void, len);
+    assert!(
+        is_there || put_back(memory, start, len),
+        "no memory to map registered pages again"
+    );
+    None
+}
+
+/// Maps anonymous pages with the contents of `memory` at `start`. Returns false, and leaves what is mapped there, if there is no memory.
+fn put_back(memory: &dyn Buffer, start: usize, len: usize) -> bool {
+    let how = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+    // SAFETY: the pages are new. They are filled before they get to the address, where the same bytes are mapped, or nothing.
+    unsafe {
+        let fresh = libc::mmap(std::ptr::null_mut(), len, DATA, how, -1, 0);
+        if fresh == libc::MAP_FAILED {
+            return false;
+        }
+        copy_used_pages(fresh.cast(), memory.as_ptr() as usize, len);
+        let how = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
+        let moved = libc::mremap(fresh, len, len, how, start as *mut c_void);
+        if moved == libc::MAP_FAILED {
+            libc::munmap(fresh, len);
+        }
+        moved != libc::MAP_FAILED
+    }
 }
 
 fn inode_of(fd: BorrowedFd<'_>) -> Option<u64> {
@@ -175,7 +211,7 @@ fn inode_of(fd: BorrowedFd<'_>) -> Option<u64> {
     Some(file.metadata().ok()?.ino())
 }
 
-/// Copies the pages at `start` that have ever been written to. The others are zero, as the target is.
+/// Copies the pages at `start` that were ever touched. Others are zero, as the target is.
 fn copy_used_pages(to: *mut u8, start: usize, len: usize) {
     /// Bits of an entry of the page map: the page is in memory, or in swap space.
     const USED: u64 = 3 << 62;
@@ -204,26 +240,34 @@ fn copy_used_pages(to: *mut u8, start: usize, len: usize) {
 }
 
 /// The mappings of this process.
-struct Mappings(Vec<Mapping>);
+pub(crate) struct Mappings(Vec<Mapping>);
 
 struct Mapping {
     from: usize,
     to: usize,
-    /// Whether the mapping is private, readable and writable, and not executable.
-    is_private_data: bool,
+    is_readable: bool,
+    is_writable: bool,
+    is_executable: bool,
+    is_private: bool,
+    /// Where the mapping begins in its file.
+    offset: u64,
     inode: u64,
     /// Whether it is memory that the program got from the kernel for itself: without a file, or the heap.
     is_anonymous: bool,
 }
 
 impl Mappings {
-    fn read() -> Option<Self> {
-        let mut text = String::new();
+    pub(crate) fn read() -> Option<Self> {
+        let mut text = Vec::new();
         File::open("/proc/self/maps")
             .ok()?
-            .read_to_string(&mut text)
+            .read_to_end(&mut text)
             .ok()?;
-        Some(Self(text.lines().filter_map(Mapping::parse).collect()))
+        Some(Self::parse(&String::from_utf8_lossy(&text)))
+    }
+
+    fn parse(text: &str) -> Self {
+        Self(text.lines().filter_map(Mapping::parse).collect())
     }
 
     /// Returns whether each part of a range is in a mapping with this property.
@@ -241,14 +285,22 @@ impl Mappings {
         next >= end
     }
 
-    fn is_ordinary(&self, start: usize, end: usize) -> bool {
+    /// Returns whether a range may be read and, if `writes`, written.
+    pub(crate) fn allow(&self, start: usize, end: usize, writes: bool) -> bool {
         self.all(start, end, |mapping| {
-            mapping.is_private_data && mapping.is_anonymous && mapping.inode == 0
+            mapping.is_readable && (mapping.is_writable || !writes)
         })
     }
 
-    fn has_file(&self, start: usize, end: usize, inode: u64) -> bool {
-        self.all(start, end, |mapping| mapping.inode == inode)
+    fn is_ordinary(&self, start: usize, end: usize) -> bool {
+        self.all(start, end, |mapping| {
+            mapping.is_readable
+                && mapping.is_writable
+                && !mapping.is_executable
+                && mapping.is_private
+                && mapping.is_anonymous
+                && mapping.inode == 0
+        })
     }
 }
 
@@ -260,15 +312,25 @@ impl Mapping {
         let number = |text| usize::from_str_radix(text, 16).ok();
         let (from, to) = (number(from)?, number(to)?);
         let rights = words.next()?;
-        let inode = words.nth(2)?.parse().ok()?;
+        let offset = u64::from_str_radix(words.next()?, 16).ok()?;
+        let inode = words.nth(1)?.parse().ok()?;
         let name = words.next().unwrap_or_default();
         Some(Self {
             from,
             to,
-            is_private_data: rights == "rw-p",
+            is_readable: rights.contains('r'),
+            is_writable: rights.contains('w'),
+            is_executable: rights.contains('x'),
+            is_private: rights.ends_with('p'),
+            offset,
             inode,
             is_anonymous: name.is_empty() || name == "[heap]" || name.starts_with("[anon"),
         })
+    }
+
+    /// Returns whether it is a shared mapping of one of these files.
+    fn is_of(&self, inodes: &[u64]) -> bool {
+        !self.is_private && self.inode != 0 && inodes.contains(&self.inode)
     }
 }
 
@@ -289,45 +351,65 @@ thread_local! {
 }
 
 extern "C" fn before_fork() {
-    HELD.set(Some(replaced()));
+    // A thread that is ending has no such place any more. Its child may find the list locked, and then does not use it.
+    let _ = HELD.try_with(|held| held.replace(Some(replaced())));
 }
 
 extern "C" fn in_parent() {
-    drop(HELD.take());
+    let _ = HELD.try_with(|held| drop(held.take()));
 }
 
 extern "C" fn in_child() {
-    let Some(mut pages) = HELD.take() else {
+    let Ok(Some(mut pages)) = HELD.try_with(RefCell::take) else {
         return;
     };
-    for (start, found) in pages.iter() {
-        let Some(fd) = found.memory.file() else {
+    // The list is forgotten and not dropped: its memory belongs to the parent's device.
+    let shared = std::mem::ManuallyDrop::new(std::mem::take(&mut *pages));
+    drop(pages);
+    if shared.is_empty() {
+        return;
+    }
+    let inodes: Vec<u64> = shared.values().map(|found| found.inode).collect();
+    let Some(maps) = Mappings::read() else {
+        // The addresses are those of the registered regions, which the program keeps mapped.
+        for (start, found) in shared.iter() {
+            make_private(
+                &*found.memory,
+                (*start, found.len),
+                DATA,
+                found.memory.file_offset(),
+            );
+        }
+        return;
+    };
+    for mapping in maps.0.iter().filter(|mapping| mapping.is_of(&inodes)) {
+        let found = shared.iter().find(|(start, found)| {
+            let is_device_own = mapping.from
+                == found.memory.as_ptr() as usize - found.memory.file_offset() as usize;
+            found.inode == mapping.inode && !is_device_own && **start <= mapping.from
+        });
+        let Some((_, found)) = found else {
             continue;
         };
-        let protection = libc::PROT_READ | libc::PROT_WRITE;
-        let how = libc::MAP_PRIVATE | libc::MAP_FIXED;
-        // SAFETY: the range is mapped to the same file, unless the program has unmapped it since, and then its address belongs to
-        // whatever the program mapped there: `has_file` was true at the last registration, and a mapping of another kind is left alone.
-        unsafe {
-            if is_mapped_shared(*start, found.len, found.inode) {
-                libc::mmap(
-                    *start as *mut c_void,
-                    found.len,
-                    protection,
-                    how,
-                    fd.as_raw_fd(),
-                    found.memory.file_offset() as i64,
-                );
-            }
-        }
+        let rights = [
+            (mapping.is_readable, libc::PROT_READ),
+            (mapping.is_writable, libc::PROT_WRITE),
+        ];
+        let rights = rights.iter().filter(|(has, _)| *has);
+        let rights = rights.fold(0, |rights, (_, bit)| rights | bit);
+        let range = (mapping.from, mapping.to - mapping.from);
+        make_private(&*found.memory, range, rights, mapping.offset);
     }
-    // The child's pages are ordinary again. The list is forgotten and not freed: its memory belongs to the parent's device.
-    std::mem::forget(std::mem::take(&mut *pages));
 }
 
-/// Returns whether a range is mapped to the file.
-fn is_mapped_shared(start: usize, len: usize, inode: u64) -> bool {
-    Mappings::read().is_some_and(|maps| maps.has_file(start, start + len, inode))
+/// Maps the file of `memory` privately over a range.
+fn make_private(memory: &dyn Buffer, (start, len): (usize, usize), rights: i32, offset: u64) {
+    let how = libc::MAP_PRIVATE | libc::MAP_FIXED;
+    if let Some(fd) = memory.file() {
+        let fd = fd.as_raw_fd();
+        // SAFETY: the range is mapped to the same bytes of the same file. Only this thread exists, and it holds no reference there.
+        unsafe { libc::mmap(start as *mut c_void, len, rights, how, fd, offset as i64) };
+    }
 }
 
 #[cfg(test)]
@@ -344,7 +426,7 @@ mod tests {
 6000-8000 rw-s 00000000 00:05 99         /memfd:headworks (deleted)
 9000-a000 rw-p 00000000 00:00 0          [stack]
 ";
-        let maps = Mappings(text.lines().filter_map(Mapping::parse).collect());
+        let maps = Mappings::parse(text);
         assert_eq!(maps.0.len(), 6);
         assert!(maps.is_ordinary(0x1000, 0x4000));
         for (start, end) in [
@@ -357,7 +439,11 @@ mod tests {
         ] {
             assert!(!maps.is_ordinary(start, end), "{start:x}");
         }
-        assert!(maps.has_file(0x6000, 0x8000, 99));
-        assert!(!maps.has_file(0x6000, 0x9000, 99) && !maps.has_file(0x5000, 0x6000, 99));
+        let has_file = |start, end, inode| maps.all(start, end, |one| one.is_of(&[inode]));
+        assert!(has_file(0x6000, 0x8000, 99));
+        assert!(!has_file(0x6000, 0x9000, 99) && !has_file(0x5000, 0x6000, 99));
+        assert!(!has_file(0x5000, 0x6000, 77), "it is private");
+        assert!(maps.allow(0x3000, 0x5000, false) && !maps.allow(0x3000, 0x5000, true));
+        assert!(!maps.allow(0x8000, 0x9000, false));
     }
 }

@@ -4,13 +4,13 @@
 use std::ffi::{c_int, c_void};
 use std::sync::{Arc, Mutex};
 
-use headworks_verbs::{Buffer, Region};
+use headworks_verbs::{Access, Buffer, Region};
 use headworks_verbs_abi as abi;
 
 use crate::attributes::access;
 use crate::errors::{Errno, object, status};
 use crate::objects::{Front, MrObject, PdObject, borrow, expose, hold, locked, take_back};
-use crate::shared_memory;
+use crate::shared_memory::{self, Mappings};
 use crate::system::{is_mapped, set_errno};
 
 /// Memory of the program, which it keeps mapped while it is registered.
@@ -43,14 +43,44 @@ fn register(pd: &PdObject, addr: *mut c_void, len: usize, flags: u32) -> Result<
     if addr.is_null() || len == 0 {
         return Err(Errno::INVALID);
     }
-    if !is_mapped(addr, len) {
+    let rights = access(flags);
+    if !rights.is_consistent() {
+        return Err(Errno::INVALID);
+    }
+    let end = (addr as usize).checked_add(len).ok_or(Errno::INVALID)?;
+    let maps = Mappings::read();
+    let is_allowed = match &maps {
+        Some(maps) => maps.allow(addr as usize, end, rights.contains(Access::LOCAL_WRITE)),
+        // Without /proc only this is known.
+        None => is_mapped(addr, len),
+    };
+    if !is_allowed {
         return Err(Errno(libc::EFAULT));
     }
-    let memory: Arc<dyn Buffer> = match shared_memory::share(&pd.context.device, addr, len) {
+    let device = &pd.context.device;
+    let shared = maps.and_then(|maps| shared_memory::share(device, &maps, (addr, len)));
+    let is_shared = shared.is_some();
+    let memory: Arc<dyn Buffer> = match shared {
         Some(shared) => Arc::new(shared),
         None => Arc::new(ProgramMemory { addr, len }),
     };
-    Ok(pd.domain.register(&memory, access(flags))?)
+    pd.domain.register(&memory, rights).map_err(|error| {
+        if is_shared {
+            shared_memory::release(addr);
+        }
+        error.into()
+    })
+}
+
+/// Deregisters memory.
+fn end(region: Region) {
+    let memory = region.buffer();
+    let addr = memory.as_ptr();
+    let is_shared = memory.device_ptr() != addr;
+    drop(region);
+    if is_shared {
+        shared_memory::release(addr.cast());
+    }
 }
 
 fn region_object(
@@ -117,8 +147,10 @@ pub(crate) unsafe extern "C" fn dereg_mr(mr: *mut abi::Mr) -> c_int {
     // SAFETY: the program passes a region that it does not use again.
     status(|| {
         // SAFETY: as above.
-        drop(unsafe { take_back::<MrObject>(mr) }?);
-        shared_memory::sweep();
+        let object = unsafe { take_back::<MrObject>(mr) }?;
+        if let Some(region) = locked(&object.region).take() {
+            end(region);
+        }
         Ok(())
     })
 }
@@ -170,7 +202,9 @@ pub(crate) unsafe extern "C" fn rereg_mr(
                 (*front).pd = pd.front.get();
             }
         }
-        *region = Some(new);
+        if let Some(old) = region.replace(new) {
+            end(old);
+        }
         if let Some(pd) = new_pd {
             *holder = pd;
         }

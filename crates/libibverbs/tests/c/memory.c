@@ -123,10 +123,13 @@ int main(void) {
   CHECK(waitpid(child, &status, 0) == child && status == 0);
   CHECK(is_shared(memory) && holds(memory, 2));
 
-  /* The pages stay when the region goes, and serve the next. */
-  CHECK(!ibv_dereg_mr(mr) && holds(memory, 2));
+  /* The pages are private again when the last region goes, and shared with the next. */
+  part = ibv_reg_mr(pd, memory + PAGE, PAGE, ALL);
+  CHECK(part && !ibv_dereg_mr(mr) && is_shared(memory) && holds(memory, 2));
+  CHECK(!ibv_dereg_mr(part) && !is_shared(memory) && holds(memory, 2));
   mr = ibv_reg_mr(pd, memory, LEN, ALL);
-  CHECK(mr && holds(memory, 2) && !ibv_dereg_mr(mr));
+  CHECK(mr && is_shared(memory) && holds(memory, 2) && !ibv_dereg_mr(mr));
+  CHECK(holds(memory, 2));
   free(memory);
 
   /* Other memory at an address that was shared. */
@@ -135,18 +138,21 @@ int main(void) {
   CHECK(memory != MAP_FAILED);
   fill(memory, 3);
   mr = ibv_reg_mr(pd, memory, LEN, ALL);
-  CHECK(mr && is_shared(memory) && !ibv_dereg_mr(mr));
+  CHECK(mr && is_shared(memory));
   CHECK(mmap(memory, LEN, PROT_READ | PROT_WRITE,
              MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == memory);
   fill(memory, 4);
+  CHECK(!ibv_dereg_mr(mr) && holds(memory, 4));
   mr = ibv_reg_mr(pd, memory, LEN, ALL);
   CHECK(mr && is_shared(memory) && holds(memory, 4) && !ibv_dereg_mr(mr));
   CHECK(!munmap(memory, LEN));
 
-  /* Memory of a file, memory that may only be read, and memory that is shared already stay as they are. */
+  /* Memory that may only be read, and memory that is shared already, stay as they are. */
   memory = mmap(NULL, LEN, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   mr = ibv_reg_mr(pd, memory, LEN, IBV_ACCESS_REMOTE_READ);
-  CHECK(mr && !is_shared(memory) && !ibv_dereg_mr(mr) && !munmap(memory, LEN));
+  CHECK(mr && !is_shared(memory) && !ibv_dereg_mr(mr));
+  CHECK(!ibv_reg_mr(pd, memory, LEN, ALL) && errno == EFAULT);
+  CHECK(!munmap(memory, LEN));
   memory = mmap(NULL, LEN, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS,
                 -1, 0);
   mr = ibv_reg_mr(pd, memory, LEN, ALL);

@@ -201,6 +201,7 @@ pub(crate) fn register(
     let area = LocalMr {
         word: KeyWord::new(word),
         start,
+        mapped: in_device,
         len,
         access,
         pd,

@@ -80,7 +80,7 @@ fn run(progress: &Progress, context: &Weak<Context>, objects: &Objects) {
             if core.state() == QpState::Error && !core.settle_failed() {
                 unsettled = true;
                 lost.push(core.slot());
-            } else if core.is_connected() && core.peer().is_none() {
+            } else if core.is_connected() && core.peer().is_none() && !core.outlives_peer() {
                 // The peer could not be attached, though its process is not gone yet: it is dying. No pidfd
                 // will wake this thread when it is dead, so look again soon.
                 unsettled = true;

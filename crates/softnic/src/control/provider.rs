@@ -8,7 +8,7 @@
 //! | `kills=N` | about one request in N kills its queue pair; `no`, the default: none. Only with `hostile` |
 //! | `ordered_between_writes=no` | does not declare ordered WRITEs; with `hostile`, they are not ordered |
 //! | `atomic_aligned_8=no` | does not declare that aligned words stay whole; with `hostile`, some do not |
-//! | `silent_deaths=yes` | a peer's death fails no queue pair, as on an RNIC; only the next request to that peer fails |
+//! | `silent_deaths=yes` | a peer's death fails no queue pair without pending requests, as on an RNIC; only the next request to that peer fails |
 //! | `non_temporal=no` | never writes with stores that bypass the processor's caches; for measurements |
 
 use std::sync::Arc;

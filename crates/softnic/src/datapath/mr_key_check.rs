@@ -363,9 +363,9 @@ impl CachedMr {
     fn own(local_mrs: &LocalMrs, (key, pd): (u32, u32)) -> Option<Self> {
         let area = local_mrs.find(key).filter(|area| area.pd == pd)?;
         // SAFETY: a buffer is mapped at its address at least until it is deregistered and uses in flight are
-        // over. By then its flag has another value, so the entry is not used. Keeping the buffer here would only delay
+        // over. By then its word has another value, so the entry is not used. Keeping the buffer here would only delay
         // its release.
-        let mapped = unsafe { MappedAddress::new(area.start as *mut u8, area.len, None) };
+        let mapped = unsafe { MappedAddress::new(area.mapped as *mut u8, area.len, None) };
         Some(Self {
             life: MrLiveness::ours(&area.word),
             access: area.access,

@@ -26,7 +26,7 @@ use crate::table::addresses::{PeerKey, key_of, slot_of};
 use crate::table::clock;
 use crate::table::initiator::Initiator;
 use crate::table::peer::Peer;
-use crate::table::rows::{CqSlot, QpLife, QpRow, QueueLocation, RecvSlot, RowRef, count};
+use crate::table::rows::{CqSlot, NO_ROW, QpLife, QpRow, QueueLocation, RecvSlot, RowRef, count};
 
 pub(crate) mod datagram;
 mod dead_senders;
@@ -165,6 +165,25 @@ impl QpCore {
     pub(crate) fn initiator(&self) -> Option<Initiator> {
         let dest = self.row().dest_qpn.load(Ordering::Relaxed);
         Some(Initiator::new(self.known_peer()?, dest))
+    }
+
+    /// Returns whether its peer has died and it stays as it is.
+    pub(crate) fn outlives_peer(&self) -> bool {
+        self.outlives_peer.load(Ordering::Acquire)
+    }
+
+    /// Returns the queue pair of the same number in a context that has taken the place of the peer, which is gone: it may have
+    /// connected itself to this queue pair, which is unreliable or whose peer's death was silent.
+    pub(crate) fn successor(&self) -> Option<Initiator> {
+        let dest = self.row().dest_qpn.load(Ordering::Relaxed);
+        let is_alone = self.outlives_peer.load(Ordering::Acquire)
+            || self.peer().is_none_or(|peer| peer.is_dead());
+        if !self.qp_type.is_connected() || dest == NO_ROW || !is_alone {
+            return None;
+        }
+        let host = self.row().dest_gid.load(Ordering::Relaxed);
+        let found = self.context.peers.attach(host, dest).ok()??;
+        Some(Initiator::new(found, dest))
     }
 
     fn far(&self) -> MutexGuard<'_, RemoteEnd> {

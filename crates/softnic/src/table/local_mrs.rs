@@ -41,7 +41,10 @@ impl KeyWord {
 #[derive(Clone)]
 pub(crate) struct LocalMr {
     pub(crate) word: KeyWord,
+    /// The address under which requests name it.
     pub(crate) start: usize,
+    /// Where this process reaches it: another address if the program has mapped it twice.
+    pub(crate) mapped: usize,
     pub(crate) len: usize,
     pub(crate) access: Access,
     pub(crate) pd: u32,

@@ -4,8 +4,8 @@
 //! A receive is claimed, filled, completed and only then freed. The claim and the reserved completion
 //! are marked with the peer's own queue pair (for a datagram, with the sender's row), so that the peer
 //! can recover if this process is killed in between. The peer flushes a receive that was claimed and
-//! not completed; if it was claimed for a datagram, the peer posts it again. No receive is lost or
-//! completes twice.
+//! not completed. If it was claimed for an unreliable message, or the death is silent, the peer posts it
+//! again. No receive is lost or completes twice.
 
 use std::fmt;
 use std::sync::atomic::Ordering;

@@ -345,12 +345,17 @@ impl Engine {
             }
         }
         self.look_up(core);
+        let is_ahead = progress.ahead;
         if self.remote_qp.get().is_some_and(|peer| !peer.is_up()) && !core.is_reliable() {
-            // What is not begun goes to the connection that the peer has now.
+            // What is begun is lost. What is not begun goes to the connection that the peer has now.
+            let is_begun = progress.done > 0 || progress.claim.is_some();
             self.reconnect(progress);
+            progress.ahead = is_ahead;
+            if is_begun {
+                return Outcome::Done;
+            }
             self.look_up(core);
         }
-        let is_ahead = progress.ahead;
         let outcome = match self.remote_qp.get() {
             // A NIC reads the memory of what it sends, whoever receives it.
             None if !core.is_reliable() => match self.has_source(core, request) {

@@ -20,6 +20,8 @@ use crate::table::rows::{CqSlot, NO_ROW, QpLife, RecvSlot};
 
 /// Maximum number of bytes executed in one step.
 pub(super) const CHUNK: usize = 256 << 10;
+/// Maximum number of short requests executed in one step.
+const STEP_REQUESTS: usize = 16;
 /// First interval at which a peer that is not ready is looked up again; it grows with every try.
 const LOOK_AGAIN: Duration = Duration::from_micros(200);
 /// Longest sleep between two tries of a request that may wait for ever.
@@ -165,13 +167,11 @@ impl Pending {
         backlogs.any(|backlog| backlog.list.iter().any(PendingRequest::has_begun))
     }
 
-    /// Returns whether the oldest request is short.
-    fn is_short(&self) -> bool {
-        let front = self
-            .backlog
-            .as_ref()
-            .and_then(|backlog| backlog.list.front());
-        front.is_some_and(|front| front.payload().len() <= INLINE_MAX as u64)
+    /// Returns whether the oldest requests, as many as one step executes, are short together.
+    fn are_short(&self) -> bool {
+        let lists = self.backlog.iter().map(|backlog| &backlog.list);
+        let first = lists.flat_map(|list| list.iter().take(STEP_REQUESTS));
+        first.map(|one| one.payload().len()).sum::<u64>() <= INLINE_MAX as u64
     }
 
     /// Takes over the attributes that say how long to retry.
@@ -330,11 +330,14 @@ impl QpCore {
         }
     }
 
-    /// Executes waiting requests if the oldest is short and no other thread is executing them.
+    /// Executes waiting requests if the oldest are short and no other thread is executing them.
     pub(super) fn catch_up(&self, now: Instant) {
-        if let Ok(mut pending) = self.pending.try_lock()
-            && pending.is_short()
-        {
+        let mut pending = match self.pending.try_lock() {
+            Ok(pending) => pending,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return,
+        };
+        if pending.are_short() {
             self.resume(&mut pending, now);
         }
     }
@@ -380,7 +383,7 @@ impl QpCore {
     }
 
     fn resume_in_order(&self, pending: &mut Pending, now: Instant) -> NextStep {
-        for _ in 0..16 {
+        for _ in 0..STEP_REQUESTS {
             match pending.step(self, now) {
                 Ok(Some(status)) => {
                     self.end(pending, status);
@@ -671,14 +674,19 @@ impl QpCore {
         self.is_connected() && !self.outlives_peer.load(Ordering::Acquire) && self.peer_is_gone()
     }
 
-    /// Goes on without the dead peer of an unreliable connection, which nobody tells of the death. The receives that
-    /// the peer had taken are posted again: their messages are incomplete, and lost.
-    fn outlive_peer(self: &Arc<Self>) {
+    /// Posts the receives again that a dead peer had taken: their messages are incomplete, and lost.
+    fn post_taken_again(self: &Arc<Self>) {
         for (position, receive) in self.take_back_incomplete() {
             if !self.post_again(position, &receive) {
                 self.siblings.post_later(self, position, receive);
             }
         }
+    }
+
+    /// Goes on without the dead peer of an unreliable connection, which nobody tells of the death. The receives that
+    /// the peer had taken are posted again: their messages are incomplete, and lost.
+    fn outlive_peer(self: &Arc<Self>) {
+        self.post_taken_again();
         self.outlives_peer.store(true, Ordering::Release);
         self.wake_waiters();
     }
@@ -712,7 +720,7 @@ impl QpCore {
 
     /// Stays connected to a peer that died, as an RNIC does which cannot notice a death. The next request finds the peer's queue pair
     /// in error and its process dead, and so ends as with a peer that stays silent.
-    fn stay_connected(&self) {
+    fn stay_connected(self: &Arc<Self>) {
         self.outlives_peer.store(true, Ordering::Release);
         if let Some(peer) = self.known_peer() {
             let theirs = peer
@@ -721,9 +729,7 @@ impl QpCore {
             // Nobody else writes to the table of a dead process, but processes that do the same.
             theirs.fail(theirs.life().generation());
         }
-        for (position, receive) in self.take_back_incomplete() {
-            self.flush_receive(receive.wr_id, position);
-        }
+        self.post_taken_again();
         self.wake_waiters();
     }
 

@@ -53,6 +53,7 @@ impl QueuePairs {
             // peer can write the word, which is in shared memory, so they too are waited for with a timeout.
             all.push(Initiator::new(context.own.clone(), core.qpn));
             all.extend(core.initiator());
+            all.extend(core.successor());
         }
         all.extend(context.senders.busy(&context.table, &context.peers));
         initiator::wait_for(all)

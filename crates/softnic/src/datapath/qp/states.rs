@@ -325,7 +325,10 @@ impl QpCore {
             let context = &self.context;
             return context.senders.busy(&context.table, &context.peers);
         }
-        self.initiator().into_iter().collect()
+        self.initiator()
+            .into_iter()
+            .chain(self.successor())
+            .collect()
     }
 
     /// Releases everything that a destroyed queue pair holds. The caller has made sure that no peer executes a
