@@ -1,6 +1,7 @@
 //! Conversion of queue pair attributes: pure.
 
-use headworks_verbs::{Access, AhInit, Gid, Mtu, Psn, QpAttr, QpState, QpType, Qpn, RnrTimer};
+use headworks_verbs::{Access, AhInit, Mtu, Psn, QpAttr, QpState, QpType, Qpn, RnrTimer};
+use headworks_verbs_abi::gid::gid_of_words;
 use headworks_verbs_abi::{self as abi, mask};
 
 use crate::devices::{PORT, VerbsDevice};
@@ -14,24 +15,6 @@ pub(crate) fn transport(qp_type: i32) -> Option<QpType> {
         abi::QPT_UD => Some(QpType::Ud),
         _ => None,
     }
-}
-
-/// A GID in libibverbs' representation.
-pub(crate) fn words(gid: Gid) -> [u64; 2] {
-    let word = |at: usize| {
-        let mut bytes = [0; 8];
-        bytes.copy_from_slice(&gid.0[at..at + 8]);
-        u64::from_ne_bytes(bytes)
-    };
-    [word(0), word(8)]
-}
-
-/// Converts a GID from libibverbs' representation.
-pub(crate) fn gid(words: [u64; 2]) -> Gid {
-    let mut gid = Gid::default();
-    gid.0[..8].copy_from_slice(&words[0].to_ne_bytes());
-    gid.0[8..].copy_from_slice(&words[1].to_ne_bytes());
-    gid
 }
 
 /// The rights of a region or queue pair. Rights that the device knows nothing of are left out: no peer can use them.
@@ -58,7 +41,7 @@ pub(crate) fn destination(device: &VerbsDevice, of: &abi::AhAttr) -> Result<AhIn
         flow_label: grh.flow_label & 0xf_ffff,
         hop_limit: grh.hop_limit,
         service_level: of.sl & 0xf,
-        ..AhInit::to(gid(grh.dgid))
+        ..AhInit::to(gid_of_words(grh.dgid))
     })
 }
 
@@ -171,6 +154,7 @@ pub(crate) fn record(known: &mut abi::QpAttr, attr: &abi::QpAttr, bits: i32) {
 mod tests {
     use super::*;
     use crate::devices::devices;
+    use headworks_verbs_abi::gid::words_of_gid;
 
     /// A device on Ethernet.
     fn device() -> VerbsDevice {
@@ -183,17 +167,11 @@ mod tests {
             is_global: 1,
             port_num: PORT,
             grh: abi::GlobalRoute {
-                dgid: words(device.gid(0).unwrap()),
+                dgid: words_of_gid(device.gid(0).unwrap()),
                 ..abi::GlobalRoute::default()
             },
             ..abi::AhAttr::default()
         }
-    }
-
-    #[test]
-    fn a_gid_comes_back_unchanged() {
-        let gid_of = |byte| Gid([byte; 16]);
-        assert_eq!(gid(words(gid_of(7))), gid_of(7));
     }
 
     #[test]

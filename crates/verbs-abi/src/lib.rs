@@ -15,6 +15,7 @@
 //! | [`requests`] | send and receive requests, completions |
 //! | [`extended`] | completion queues and queue pairs with functions of their own |
 //! | [`numbers`] | constants |
+//! | [`gid`] | GIDs in the C representation: conversion |
 //! | [`layout`] | sizes and offsets, as data |
 #![allow(
     missing_docs,
@@ -26,6 +27,7 @@ pub mod layout;
 
 pub mod device;
 pub mod extended;
+pub mod gid;
 pub mod numbers;
 pub mod objects;
 pub mod requests;

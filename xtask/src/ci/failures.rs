@@ -17,6 +17,9 @@ pub(super) struct Failures {
     inside: bool,
     /// Last lines of the test program that runs, if one does.
     running: Option<Lines>,
+    /// The same of test programs of this command that printed no result. Some are processes that a test started and killed, so
+    /// they are kept only if cargo says that something failed.
+    unfinished: Lines,
 }
 
 impl Failures {
@@ -44,6 +47,12 @@ impl Failures {
     pub(super) fn append(&mut self, errors: Errors) {
         self.program_ended_early();
         self.inside = false;
+        let unfinished = std::mem::take(&mut self.unfinished);
+        if !errors.kept.0.is_empty() {
+            for line in unfinished.0 {
+                self.kept.push(&line, 2 * KEPT);
+            }
+        }
         for line in errors.kept.0 {
             self.kept.push(&line, 2 * KEPT);
         }
@@ -53,12 +62,12 @@ impl Failures {
         let Some(lines) = self.running.take() else {
             return;
         };
-        self.kept.push(
+        self.unfinished.push(
             "a test program ended without a result; its last lines:",
             KEPT,
         );
         for line in lines.0 {
-            self.kept.push(&line, KEPT);
+            self.unfinished.push(&line, KEPT);
         }
     }
 
@@ -140,6 +149,12 @@ mod tests {
             kept(&output, &[]),
             ["---- a stdout ----", "panicked at x", "    a"]
         );
+    }
+
+    #[test]
+    fn a_process_that_a_test_killed_is_no_failure() {
+        let output = ["running 1 test", "running 1 test", "test result: ok."];
+        assert!(kept(&output, &["     Running tests/c.rs (target/c)"]).is_empty());
     }
 
     #[test]

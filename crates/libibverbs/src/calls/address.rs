@@ -7,7 +7,9 @@ use std::sync::Arc;
 use headworks_verbs::{GRH_BYTES, Grh};
 use headworks_verbs_abi as abi;
 
-use crate::attributes::{destination, words};
+use headworks_verbs_abi::gid::words_of_gid;
+
+use crate::attributes::destination;
 use crate::devices::PORT;
 use crate::errors::{Errno, object, status};
 use crate::objects::{AhObject, ContextObject, Front, PdObject, expose, hold, take_back};
@@ -67,7 +69,7 @@ fn way_back(
     let index = own.iter().position(|gid| *gid == header.dgid);
     attr.is_global = 1;
     attr.grh = abi::GlobalRoute {
-        dgid: words(header.sgid),
+        dgid: words_of_gid(header.sgid),
         flow_label: header.flow_label,
         sgid_index: index.ok_or(Errno::INVALID)? as u8,
         hop_limit: u8::MAX,

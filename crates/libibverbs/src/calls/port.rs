@@ -4,8 +4,8 @@
 use std::ffi::{c_int, c_void};
 
 use headworks_verbs_abi as abi;
+use headworks_verbs_abi::gid::words_of_gid;
 
-use crate::attributes::words;
 use crate::devices::{Link, PKEY, PORT, describe_port};
 use crate::errors::{Errno, number, status};
 use crate::objects::{ContextObject, zeroed};
@@ -81,7 +81,7 @@ pub(crate) unsafe extern "C" fn query_gid(
         let (context, gid) = unsafe { (ContextObject::of(context)?, gid.as_mut()) };
         check_port(port.into())?;
         let known = context.about.gid(index.into()).ok_or(Errno::INVALID)?;
-        *gid.ok_or(Errno::INVALID)? = words(known);
+        *gid.ok_or(Errno::INVALID)? = words_of_gid(known);
         Ok(0)
     })
 }
@@ -108,7 +108,7 @@ pub(crate) unsafe extern "C" fn query_gid_type(
 /// The entry of the GID table at `index`.
 fn entry(context: &ContextObject, index: u32) -> Option<abi::GidEntry> {
     Some(abi::GidEntry {
-        gid: words(context.about.gid(index.into())?),
+        gid: words_of_gid(context.about.gid(index.into())?),
         gid_index: index,
         port_num: PORT.into(),
         gid_type: match context.about.link {

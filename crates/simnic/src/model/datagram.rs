@@ -12,7 +12,7 @@ use super::{Model, Piece, PieceKind, QpRef};
 use crate::faults::FaultPoint;
 use crate::hardware_units::Ps;
 use crate::registered_memory::{self, AccessRequest, Span};
-use crate::wqe::{Wqe, cache_key};
+use crate::wqe::Wqe;
 
 /// The address handles of all hosts, by key.
 #[derive(Default)]
@@ -100,26 +100,14 @@ impl Model {
     /// Completes the request of a datagram that has left, and sends the datagram to its destination.
     #[inline(never)]
     pub(super) fn send_datagram(&mut self, from: QpRef, bytes: Option<Box<[u8]>>, gone: Ps) {
+        let Some(wqe) = self.end_unreliable(from, gone) else {
+            return;
+        };
         let Some(qp) = self.qp(from) else {
             return;
         };
-        let (host, pd, own_key, cq) = (qp.host as usize, qp.pd, qp.connection.qkey, qp.send_cq);
+        let (pd, own_key) = (qp.pd, qp.connection.qkey);
         let (index, qpn, port) = (qp.index, qp.qpn, qp.port);
-        let Some(wqe) = qp.sq.pop_front() else {
-            return;
-        };
-        qp.first += 1;
-        (qp.sending, qp.sent) = (qp.first, 0);
-        qp.sent_bytes += u64::from(wqe.len);
-        let retires = qp.first;
-        self.hosts[host]
-            .requests
-            .forget(cache_key(index, retires - 1));
-        if wqe.signaled {
-            let ends = NewCompletion::of(&wqe, Status::Success, retires);
-            let at = gone + self.cost.dma_write;
-            self.complete(cq, (from, qpn), at, ends);
-        }
         let Some(bytes) = bytes else {
             return;
         };

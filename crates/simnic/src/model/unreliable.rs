@@ -9,7 +9,7 @@ use super::queues::{IncomingMessage, NewCompletion};
 use super::{Model, Piece, PieceKind, QpRef};
 use crate::hardware_units::Ps;
 use crate::registered_memory::{self, AccessRequest, Span};
-use crate::wqe::cache_key;
+use crate::wqe::{Wqe, cache_key};
 
 /// Contents of packets of a message.
 #[derive(Debug)]
@@ -75,15 +75,11 @@ impl Model {
         }))
     }
 
-    /// Ends the first request of a queue pair, whose last packet leaves at `gone`.
-    pub(super) fn end_unreliable(&mut self, from: QpRef, gone: Ps) {
-        let Some(qp) = self.qp(from) else {
-            return;
-        };
+    /// Ends the first request of an unreliable queue pair, UC or UD, whose last packet leaves at `gone`. Returns the request.
+    pub(super) fn end_unreliable(&mut self, from: QpRef, gone: Ps) -> Option<Wqe> {
+        let qp = self.qp(from)?;
         let (host, index, qpn, cq) = (qp.host as usize, qp.index, qp.qpn, qp.send_cq);
-        let Some(wqe) = qp.sq.pop_front() else {
-            return;
-        };
+        let wqe = qp.sq.pop_front()?;
         qp.first += 1;
         (qp.sending, qp.sent) = (qp.first, 0);
         qp.sent_bytes += u64::from(wqe.len);
@@ -95,6 +91,7 @@ impl Model {
             let ends = NewCompletion::of(&wqe, Status::Success, retires);
             self.complete(cq, (from, qpn), gone + self.cost.dma_write, ends);
         }
+        Some(wqe)
     }
 
     /// Places arriving packets, or loses them.
