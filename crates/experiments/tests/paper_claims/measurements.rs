@@ -165,6 +165,19 @@ pub(crate) fn reads_over_writes(bed: &ClaimTestbed<'_>) -> Found {
     Ok(both.map(|(reads, writes)| reads / writes))
 }
 
+/// Returns the rate of WRITEs of 64 B over an unreliable connection, as a fraction of that over a reliable one.
+pub(crate) fn unreliable_over_reliable(bed: &ClaimTestbed<'_>) -> Found {
+    let of = |unreliable| {
+        let load = VerbLoad {
+            unreliable,
+            ..deep(Verb::Write, 64, 1, 16)
+        };
+        bed.rate(load, 1, 500)
+    };
+    let both = of(true)?.zip(of(false)?);
+    Ok(both.map(|(unreliable, reliable)| unreliable / reliable))
+}
+
 /// Returns the last number of queue pairs before READs drop, up to a thousand, with one READ outstanding on
 /// each. The measured time is twice what the link takes for the responses of all.
 pub(crate) fn reads_drop(bed: &ClaimTestbed<'_>) -> Found {
