@@ -136,7 +136,9 @@ impl Opcode {
 }
 
 /// Additional facts about a completion.
+// Aligned so that one store writes all of it: completions are written by polls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[repr(C, align(2))]
 pub struct CompletionFlags {
     /// UD: the first 40 bytes of the receive are the GRH.
     pub grh: bool,
