@@ -56,7 +56,7 @@ enum Link {
 }
 
 impl Link {
-    /// What the library calls it.
+    /// Returns the name that the library knows it by.
     fn name(self) -> &'static str {
         match self {
             Self::Ethernet => "ethernet",

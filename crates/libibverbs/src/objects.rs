@@ -1,4 +1,4 @@
-//! What is behind the C structs that programs hold.
+//! Objects behind the C structs that programs hold.
 #![allow(unsafe_code)]
 
 use std::cell::UnsafeCell;
@@ -134,7 +134,7 @@ pub(crate) struct ContextObject {
     pub(crate) qps: Mutex<HashMap<u32, Weak<QpObject>>>,
     pub(crate) srqs: Mutex<HashMap<u32, Weak<SrqObject>>>,
     pub(crate) events: ProgramFd,
-    /// What programs take for the descriptor of the kernel's device. Some duplicate it.
+    /// Descriptor that programs find in the place of that of the kernel's device. Some programs duplicate it.
     _command_fd: OwnedFd,
     /// Numbers objects of all kinds, for their fields `handle`.
     handles: AtomicU32,

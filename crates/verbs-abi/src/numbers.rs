@@ -85,7 +85,7 @@ c_numbers! {
     /// Access to a region by addresses from 0.
     IBV_ACCESS_ZERO_BASED as ACCESS_ZERO_BASED: u32 = 1 << 5;
     IBV_ACCESS_ON_DEMAND as ACCESS_ON_DEMAND: u32 = 1 << 6;
-    /// What `ibv_rereg_mr` changes: the memory, the protection domain, the access rights.
+    /// Changes by `ibv_rereg_mr`: the memory, the protection domain, the access rights.
     IBV_REREG_MR_CHANGE_TRANSLATION as REREG_TRANSLATION: c_int = 1;
     IBV_REREG_MR_CHANGE_PD as REREG_PD: c_int = 2;
     IBV_REREG_MR_CHANGE_ACCESS as REREG_ACCESS: c_int = 4;

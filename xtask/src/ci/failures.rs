@@ -1,5 +1,5 @@
-//! What the output of tests says about failures. It is printed once more at the end of a run, where it is found
-//! among thousands of lines.
+//! Lines about failures in the output of tests. A run prints them once more at its end, because they are hard to find among
+//! thousands of lines.
 
 use std::collections::VecDeque;
 
@@ -77,7 +77,7 @@ impl Failures {
     }
 }
 
-/// What cargo says on its standard error stream about targets that failed: which they are, and how each ended.
+/// Lines of cargo's standard error stream about targets that failed: their names, and how each ended.
 #[derive(Debug, Default)]
 pub(super) struct Errors {
     kept: Lines,

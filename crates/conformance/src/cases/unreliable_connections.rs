@@ -166,7 +166,7 @@ fn arrive(cx: &mut CaseContext<'_>) -> Verdict {
             );
             cx.fill_buffer(b, 5, len as usize, 1000)?;
         }
-        // What a WRITE placed is there when a later SEND has arrived.
+        // The bytes of a WRITE are placed before a later SEND arrives.
         cx.receive(b, id, &[b.sge(3 << 20, 8)])?;
         let chain = vec![
             Send::new(1, Op::Write(b.at(5)), &[a.sge(3, len)]).quiet(),

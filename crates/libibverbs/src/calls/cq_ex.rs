@@ -12,7 +12,7 @@ use crate::completions;
 use crate::errors::{Errno, object};
 use crate::objects::{CqObject, PdObject, expose, hold};
 
-/// What a program may ask to read.
+/// Fields of a completion that a program may ask for.
 const READABLE: u64 = abi::WC_EX_WITH
     | abi::WC_EX_WITH_SLID
     | abi::WC_EX_SL

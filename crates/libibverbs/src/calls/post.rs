@@ -119,7 +119,7 @@ pub(super) fn flags(of: u32) -> SendFlags {
 ///
 /// # Safety
 ///
-/// What the request points to is memory of the program.
+/// The pointers of the request lead to memory of the program.
 unsafe fn send_wr<'a>(
     wr: &'a abi::SendWr,
     is_datagrams: bool,

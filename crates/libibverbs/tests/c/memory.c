@@ -38,7 +38,7 @@ static int holds(const unsigned char *memory, unsigned seed) {
   return 1;
 }
 
-/* What two processes exchange. */
+/* The address that two processes exchange. */
 struct address {
   union ibv_gid gid;
   uint32_t qpn, rkey;

@@ -40,7 +40,7 @@ static void count_signal(int number) {
   signals++;
 }
 
-/* What two processes exchange. */
+/* The address that two processes exchange. */
 struct address {
   union ibv_gid gid;
   uint32_t qpn;

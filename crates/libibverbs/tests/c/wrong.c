@@ -82,7 +82,7 @@ int main(void) {
   CHECK(ibv_post_recv(qp, &receive, &bad_receive) == EINVAL);
   CHECK(bad_receive == &receive);
 
-  /* What the device does not have. */
+  /* Parts of the interface that the device does not have. */
   CHECK(!ibv_alloc_mw(pd, IBV_MW_TYPE_1) && errno == EOPNOTSUPP);
   CHECK(!ibv_alloc_dm(context, &(struct ibv_alloc_dm_attr){.length = 64}));
   CHECK(errno == EOPNOTSUPP);

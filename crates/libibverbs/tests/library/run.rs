@@ -41,7 +41,7 @@ pub(crate) struct Fabric {
     pub(crate) link: &'static str,
 }
 
-/// What a program that has ended printed.
+/// Exit code and output of a program that has ended.
 pub(crate) struct Ended {
     pub(crate) code: Option<i32>,
     pub(crate) text: String,

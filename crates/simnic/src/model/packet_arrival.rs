@@ -244,21 +244,29 @@ impl Model {
         })
     }
 
+    /// Takes a receive for the message that begins to arrive. Returns false if there is none.
+    pub(super) fn begin_message(&mut self, index: u32) -> bool {
+        let receive = self.take_receive(index);
+        let has_receive = receive.is_some();
+        if let (_, Some(qp)) = &mut self.qps[index as usize]
+            && has_receive
+        {
+            qp.inbound = Some(IncomingMessage {
+                receive,
+                received: 0,
+                late: 0,
+            });
+        }
+        has_receive
+    }
+
     fn take_send(&mut self, piece: &Piece) -> Result<(), Refusal> {
         let Some(qp) = self.qp(piece.to) else {
             return Err(Refusal::Lost);
         };
         let (index, pd, host) = (qp.index, qp.pd, qp.host);
-        if qp.inbound.is_none() {
-            let receive = self.take_receive(index).ok_or(Refusal::NotReady)?;
-            let (_, Some(qp)) = &mut self.qps[index as usize] else {
-                return Err(Refusal::Lost);
-            };
-            qp.inbound = Some(IncomingMessage {
-                receive: Some(receive),
-                received: 0,
-                late: 0,
-            });
+        if qp.inbound.is_none() && !self.begin_message(index) {
+            return Err(Refusal::NotReady);
         }
         let (_, Some(qp)) = &mut self.qps[index as usize] else {
             return Err(Refusal::Lost);

@@ -5,7 +5,7 @@
 use headworks_verbs::{Access, Opcode, RemoteAddr, SendOp, Status};
 
 use super::packet_arrival::copy_from_sender;
-use super::queues::{IncomingMessage, NewCompletion};
+use super::queues::NewCompletion;
 use super::{Model, Piece, PieceKind, QpRef};
 use crate::hardware_units::Ps;
 use crate::registered_memory::{self, AccessRequest, Span};
@@ -187,15 +187,9 @@ impl Model {
             if !is_shared && first.is_none_or(|receive| receive.room() < part.total.into()) {
                 return Err(Loss::Message);
             }
-            let receive = self.take_receive(index).ok_or(Loss::Message)?;
-            let Some(qp) = self.qp(piece.to) else {
+            if !self.begin_message(index) {
                 return Err(Loss::Message);
-            };
-            qp.inbound = Some(IncomingMessage {
-                receive: Some(receive),
-                received: 0,
-                late: 0,
-            });
+            }
         }
         let (_, Some(qp)) = &mut self.qps[index as usize] else {
             return Err(Loss::Message);

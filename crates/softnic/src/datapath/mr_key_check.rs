@@ -56,7 +56,7 @@ pub(crate) struct CachedMr {
 struct MrLiveness {
     word: NonNull<AtomicU64>,
     expect: u64,
-    /// What holds the word.
+    /// The table or the registration that holds the word, and so keeps it in memory.
     _table: Option<Arc<SharedSegment>>,
     _own: Option<Arc<AtomicU64>>,
 }

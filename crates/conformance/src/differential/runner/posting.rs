@@ -260,7 +260,7 @@ impl ProgramRunner<'_, '_> {
         let refuses = there_is_bad || remotely && is_barred || aside;
         let is_unreliable = tail.options.qp_type == QpType::Uc;
         let cause = match is_unreliable {
-            // What the responder refuses is lost.
+            // A message that the responder refuses is lost.
             true => ExpectedFailure {
                 here: here_fails,
                 must_fail: here.iter().any(has_bytes),

@@ -36,7 +36,7 @@ pub(crate) struct Engine {
     extra: Option<Box<Extra>>,
 }
 
-/// What few queue pairs need; made at first use.
+/// State that few queue pairs need. The engine makes it at first use.
 enum Extra {
     /// The bounce buffer for requests that only the peer can execute.
     BounceBuffer(BounceBuffer),
@@ -347,7 +347,7 @@ impl Engine {
         self.look_up(core);
         let is_ahead = progress.ahead;
         if self.remote_qp.get().is_some_and(|peer| !peer.is_up()) && !core.is_reliable() {
-            // What is begun is lost. What is not begun goes to the connection that the peer has now.
+            // A request that has begun is lost. Another goes to the connection that the peer has now.
             let is_begun = progress.done > 0 || progress.claim.is_some();
             self.reconnect(progress);
             progress.ahead = is_ahead;

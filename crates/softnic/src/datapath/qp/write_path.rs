@@ -10,7 +10,7 @@ use super::engine::Engine;
 use crate::datapath::copy::Span;
 use crate::table::rows::{QpLife, QpRow};
 
-/// What an engine knows of the peer's queue pair.
+/// Knowledge of an engine about the peer's queue pair.
 #[derive(Default)]
 pub(crate) enum PeerLink {
     /// Nothing yet.
@@ -24,7 +24,7 @@ pub(crate) enum PeerLink {
     /// - The first translation on the peer's side allows WRITEs.
     /// - Asymmetric fences work, and only signalled requests complete.
     ///
-    /// Whoever may change any of it closes the link first.
+    /// A call that may change one of these closes the link first.
     Open(RemoteQp),
 }
 
