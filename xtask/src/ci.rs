@@ -213,6 +213,7 @@ impl Run {
     ) -> Result<(ExitStatus, Option<String>), String> {
         let program = command.get_program().to_string_lossy().into_owned();
         let failed = |error: io::Error| format!("{program}: {error}");
+        self.failures.command_begins();
         let mut child = command
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())

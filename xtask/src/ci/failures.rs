@@ -18,7 +18,7 @@ pub(super) struct Failures {
     /// Last lines of the test program that runs, if one does.
     running: Option<Lines>,
     /// The same of test programs of this command that printed no result. Some are processes that a test started and killed, so
-    /// they are kept only if cargo says that something failed.
+    /// they are kept only if the command failed.
     unfinished: Lines,
 }
 
@@ -35,6 +35,10 @@ impl Failures {
                 self.inside = false;
                 self.running = None;
             }
+            // A job in the virtual machine.
+            _ if line.starts_with("rxe: ") && line.contains(": FAILED") => {
+                self.kept.push(line, KEPT);
+            }
             _ if self.inside && !line.is_empty() => self.kept.push(line, KEPT),
             _ => {}
         }
@@ -47,13 +51,22 @@ impl Failures {
     pub(super) fn append(&mut self, errors: Errors) {
         self.program_ended_early();
         self.inside = false;
-        let unfinished = std::mem::take(&mut self.unfinished);
         if !errors.kept.0.is_empty() {
-            for line in unfinished.0 {
-                self.kept.push(&line, 2 * KEPT);
-            }
+            self.keep_unfinished();
         }
         for line in errors.kept.0 {
+            self.kept.push(&line, 2 * KEPT);
+        }
+    }
+
+    /// Forgets the test programs without a result, before the next command.
+    pub(super) fn command_begins(&mut self) {
+        self.unfinished = Lines::default();
+    }
+
+    /// Keeps the last lines of the test programs without a result, because the command that ran them failed.
+    pub(super) fn keep_unfinished(&mut self) {
+        for line in std::mem::take(&mut self.unfinished).0 {
             self.kept.push(&line, 2 * KEPT);
         }
     }
