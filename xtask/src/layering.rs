@@ -16,6 +16,7 @@ pub const ALLOWED: &[(&str, &[&str])] = &[
     ("headworks-wire", &[]),
     ("headworks-constants", &[]),
     ("headworks-verbs", &["headworks-wire"]),
+    ("headworks-faults", &["headworks-verbs"]),
     ("headworks-shm", &["headworks-wire"]),
     (
         "headworks-net",
@@ -25,7 +26,10 @@ pub const ALLOWED: &[(&str, &[&str])] = &[
         "headworks-runtime",
         &["headworks-wire", "headworks-net", "headworks-verbs"],
     ),
-    ("headworks-softnic", &["headworks-verbs", "headworks-shm"]),
+    (
+        "headworks-softnic",
+        &["headworks-faults", "headworks-verbs", "headworks-shm"],
+    ),
     ("headworks-verbs-abi", &["headworks-verbs"]),
     (
         "headworks-ibverbs",
@@ -43,6 +47,7 @@ pub const ALLOWED: &[(&str, &[&str])] = &[
         "headworks-simnic",
         &[
             "headworks-constants",
+            "headworks-faults",
             "headworks-verbs",
             "headworks-shm",
             "headworks-net",

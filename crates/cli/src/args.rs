@@ -103,6 +103,7 @@ pub(crate) enum Command {
     ///
     /// The program is run in place of this one, with a libibverbs.so.1 whose devices are software RNICs. Two programs of one user that use
     /// a device of one name reach each other. HEADWORKS_LIBIBVERBS names the library, if it is not beside this program.
+    #[command(after_long_help = crate::verbs::fault_plan::help())]
     Verbs(Verbs),
     /// Run this host's daemon, which carries the connections of many applications over few queue pairs.
     ///

@@ -10,12 +10,20 @@ use std::process::Command;
 
 use crate::exit_status::bad_input;
 
+pub(crate) mod fault_plan;
+
+use fault_plan::FaultArgs;
+
 /// Names the library's file, instead of the places where it is looked for.
 const LIBRARY: &str = "HEADWORKS_LIBIBVERBS";
 /// The library reads the names of its devices here.
 const DEVICES: &str = "HEADWORKS_VERBS_DEVICES";
 /// The library reads the kind of their ports here.
 const LINK: &str = "HEADWORKS_VERBS_LINK";
+/// The library reads its faults here.
+const FAULTS: &str = "HEADWORKS_VERBS_FAULTS";
+/// The library reads the seed of faults here.
+const SEED: &str = "HEADWORKS_VERBS_SEED";
 /// The dynamic linker loads these libraries first.
 const PRELOAD: &str = "LD_PRELOAD";
 
@@ -38,6 +46,8 @@ pub(crate) struct Verbs {
     /// Network that the ports seem to be on. On infiniband programs may use LIDs as addresses; on ethernet (RoCE) they need GIDs.
     #[arg(long, value_enum, default_value_t = Link::Ethernet)]
     link: Link,
+    #[command(flatten)]
+    faults: FaultArgs,
     /// The program and its arguments, after `--`.
     #[arg(
         required = true,
@@ -85,6 +95,7 @@ fn names(first: &str, count: u64) -> String {
 
 /// Runs the program in place of this one. Returns only if that fails.
 pub(crate) fn run(args: &Verbs) -> anyhow::Result<()> {
+    let plan = args.faults.plan()?;
     let library = library()?;
     let (program, arguments) = args
         .command
@@ -97,7 +108,12 @@ pub(crate) fn run(args: &Verbs) -> anyhow::Result<()> {
         preload.push(":");
         preload.push(others);
     }
-    let error = Command::new(&path)
+    let mut command = Command::new(&path);
+    if let Some(plan) = plan {
+        command.env(FAULTS, plan.faults);
+        command.env(SEED, plan.seed.to_string());
+    }
+    let error = command
         .arg0(program)
         .args(arguments)
         .env(PRELOAD, preload)

@@ -123,7 +123,9 @@ mod daemons;
 #[cfg(feature = "daemon")]
 pub use daemons::{Daemons, DaemonsBuilder, DaemonsError};
 
-pub use headworks_softnic::hostile::{Chance, FaultEvent, FaultPoint, Rule, Rules, Verdict, rules};
+pub use headworks_softnic::hostile::{
+    FaultEvent, FaultPoint, Random, Rule, Rules, SoftFaults, Verdict, plan, rules,
+};
 
 /// Environment variable that makes [`each_seed`] run one seed only.
 pub const SEED_VARIABLE: &str = "HEADWORKS_SEED";

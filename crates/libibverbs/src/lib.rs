@@ -10,6 +10,7 @@
 //! | `symbols` | the table of all exported names: version, and the function behind each |
 //! | `calls` | the functions that programs call, one module for each kind of object; unsafe: they trust the pointers they are given |
 //! | `objects` | what is behind the C structs that programs hold; conversion of pointers; unsafe |
+//! | `faults` | faults that the devices inject: what the environment asks for |
 //! | `devices` | names, addresses and attributes of the devices |
 //! | `builder` | requests that a program builds one call at a time |
 //! | `attributes` | conversion of queue pair attributes: pure |
@@ -38,6 +39,7 @@ mod calls;
 mod completions;
 mod devices;
 mod errors;
+mod faults;
 mod objects;
 mod rates;
 mod shared_memory;

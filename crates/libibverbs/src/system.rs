@@ -49,6 +49,12 @@ pub(crate) fn without_signals<T>(body: impl FnOnce() -> T) -> T {
     body()
 }
 
+/// Has the process call `function` when it exits by itself, or unloads this library.
+pub(crate) fn at_exit(function: extern "C" fn()) {
+    // SAFETY: the function is part of this library, and the handler is registered for it. A failure means that there is no memory for it.
+    let _ = unsafe { libc::atexit(function) };
+}
+
 /// Lets other processes of this user copy into and out of this process's memory, as an RNIC does, where the security module Yama restricts
 /// that to ancestors (`kernel.yama.ptrace_scope` 1). Without Yama the call fails, and nothing has to be allowed.
 pub(crate) fn allow_copies_by_peers() {

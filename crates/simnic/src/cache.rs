@@ -1,6 +1,6 @@
 //! An RNIC's caches: which entries of the tables in host memory are on the chip. Pure.
 
-use crate::random::{Random, mix};
+use headworks_faults::{Random, mix};
 
 /// Replacement policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

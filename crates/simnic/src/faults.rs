@@ -28,9 +28,8 @@
 //! ```
 
 use std::collections::BTreeMap;
-use std::fmt;
-use std::sync::Arc;
 
+use headworks_faults::FaultModel;
 use headworks_verbs::{Duration, Instant};
 
 use crate::hardware_units::{NS, Ps, later};
@@ -39,7 +38,7 @@ pub mod rules;
 pub(crate) mod run_digest;
 mod verdict;
 
-pub use crate::random::Random;
+pub use headworks_faults::{Random, Rule, RuleList, mix};
 use run_digest::RunDigest;
 pub(crate) use verdict::CombinedVerdict;
 
@@ -122,70 +121,28 @@ pub enum Verdict {
     Antagonist(u32),
 }
 
-/// A pure rule that injects faults.
-pub trait Rule: Send + Sync {
-    /// Returns the verdict on an event; `None` if the event does
-    /// not concern the rule. `random` serves this decision alone.
-    fn judge(&self, event: &FaultEvent<'_>, random: &mut Random) -> Option<Verdict>;
+/// The faults of a simulated network, for [`Rule`] and [`RuleList`].
+#[derive(Clone, Copy, Debug)]
+pub struct NetworkFaults;
 
-    /// Returns the times at which the rule wants to be asked about every actor's life and every host's memory.
-    fn moments(&self) -> Vec<Instant> {
-        Vec::new()
-    }
+impl FaultModel for NetworkFaults {
+    type Event<'e> = FaultEvent<'e>;
+    type Verdict = Verdict;
 }
 
-/// Rules, and the seed of their random numbers.
-#[derive(Clone)]
-pub struct Rules {
-    seed: u64,
-    list: Vec<Arc<dyn Rule>>,
-}
+/// Rules, and the seed of their random numbers. All are asked, and their verdicts are combined. The
+/// [moments](Rule::moments) of a rule are the times at which it wants to be asked about every actor's life and every host's
+/// memory.
+pub type Rules = RuleList<NetworkFaults>;
 
-impl fmt::Debug for Rules {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} rules from seed {}", self.list.len(), self.seed)
+/// Combines the verdicts of all rules. `stream` selects the random numbers: the host's number, or for
+/// [`FaultPoint::Placing`] the queue pair's.
+fn combined(rules: &Rules, event: &FaultEvent<'_>, stream: u64) -> CombinedVerdict {
+    let mut all = CombinedVerdict::default();
+    for verdict in rules.answers(event, [stream, event.point as u64, event.number]) {
+        all.add(event.point, verdict);
     }
-}
-
-impl Rules {
-    /// Creates an empty list.
-    pub fn new(seed: u64) -> Self {
-        let list = Vec::new();
-        Self { seed, list }
-    }
-
-    /// Returns these rules with `rule` appended.
-    #[must_use]
-    pub fn with(mut self, rule: impl Rule + 'static) -> Self {
-        self.list.push(Arc::new(rule));
-        self
-    }
-
-    /// Returns the seed.
-    pub fn seed(&self) -> u64 {
-        self.seed
-    }
-
-    /// Returns all moments at which rules want to be asked, sorted and without duplicates.
-    pub fn moments(&self) -> Vec<Instant> {
-        let mut all: Vec<_> = self.list.iter().flat_map(|rule| rule.moments()).collect();
-        all.sort_unstable();
-        all.dedup();
-        all
-    }
-
-    /// Combines the verdicts of all rules. `stream` selects the random numbers: the host's number, or for
-    /// [`FaultPoint::Placing`] the queue pair's.
-    pub(crate) fn judge(&self, event: &FaultEvent<'_>, stream: u64) -> CombinedVerdict {
-        let mut all = CombinedVerdict::default();
-        for (rank, rule) in self.list.iter().enumerate() {
-            let key = [stream, event.point as u64, event.number, rank as u64];
-            if let Some(verdict) = rule.judge(event, &mut Random::of(self.seed, &key)) {
-                all.add(event.point, verdict);
-            }
-        }
-        all
-    }
+    all
 }
 
 /// Facts of an event, with times in picoseconds.
@@ -227,9 +184,8 @@ impl Faults {
     /// Returns the rules' verdict on an event.
     pub(crate) fn judge(&mut self, point: FaultPoint, facts: Facts<'_>) -> CombinedVerdict {
         let number = self.count(point, facts.host.0);
-        let said = self
-            .rules
-            .judge(&event(point, number, &facts), facts.host.0.into());
+        let event = event(point, number, &facts);
+        let said = combined(&self.rules, &event, facts.host.0.into());
         self.run_digest.note(&[point as u64, number, said.digest()]);
         said
     }
@@ -246,12 +202,12 @@ impl Faults {
         let would = facts.arrives;
         let behind = self.held.get(&way).map_or(would, |held| would.max(*held));
         facts.arrives = behind;
-        let mut said = self.rules.judge(&event(point, number, &facts), stream);
+        let mut said = combined(&self.rules, &event(point, number, &facts), stream);
         let held = said.waits;
         let in_turn = later(behind, held.map_or(0, ps));
         facts.arrives = later(in_turn, said.overtaken.map_or(0, ps));
         if facts.arrives > behind {
-            said.unite(self.rules.judge(&event(point, number, &facts), stream));
+            said.unite(combined(&self.rules, &event(point, number, &facts), stream));
         }
         let fate = match (said.kills, said.refuses) {
             _ if said.overruns => PacketOutcome::Overruns,
@@ -274,7 +230,7 @@ impl Faults {
     /// Whether a WRITE is placed from its end. `stream` identifies its queue pair.
     pub(crate) fn is_backwards(&mut self, facts: Facts<'_>, stream: u64, number: u64) -> bool {
         let event = event(FaultPoint::Placing, number, &facts);
-        let said = self.rules.judge(&event, stream);
+        let said = combined(&self.rules, &event, stream);
         let words = [FaultPoint::Placing as u64, stream, number, said.digest()];
         self.run_digest.note(&words);
         said.backwards
@@ -338,7 +294,7 @@ mod tests {
 
     /// Counts the refused ones of `times` events.
     fn refused(rules: &Rules, point: FaultPoint, times: u64) -> u64 {
-        let all = (1..=times).map(|number| rules.judge(&event(point, number), 0));
+        let all = (1..=times).map(|number| combined(rules, &event(point, number), 0));
         all.filter(|said| said.refuses).count() as u64
     }
 
@@ -353,7 +309,7 @@ mod tests {
             packets: 4,
             ..event(FaultPoint::Packets, number)
         };
-        let lost = (1..=10_000).filter(|n| rules.judge(&burst(*n), 0).refuses);
+        let lost = (1..=10_000).filter(|n| combined(&rules, &burst(*n), 0).refuses);
         assert!((600..1000).contains(&lost.count()));
     }
 
@@ -365,7 +321,7 @@ mod tests {
                 packets,
                 ..event(point, number)
             };
-            let killed = (1..=10_000).filter(|number| rules.judge(&of(*number), 0).kills);
+            let killed = (1..=10_000).filter(|number| combined(&rules, &of(*number), 0).kills);
             killed.count()
         };
         for point in [FaultPoint::Packets, FaultPoint::Acknowledge] {
@@ -374,7 +330,7 @@ mod tests {
         }
         assert_eq!(killed(FaultPoint::Receive, 1), 0);
         let never = Rules::new(1).with(rules::kill_queue_pair(0));
-        assert!(!never.judge(&event(FaultPoint::Packets, 1), 0).kills);
+        assert!(!combined(&never, &event(FaultPoint::Packets, 1), 0).kills);
     }
 
     #[test]
@@ -418,7 +374,7 @@ mod tests {
             arrives: Instant::from_nanos(51_000),
             ..event(FaultPoint::Packets, 4)
         };
-        assert!(down("a").judge(&long, 0).refuses);
+        assert!(combined(&down("a"), &long, 0).refuses);
     }
 
     #[test]
@@ -427,7 +383,7 @@ mod tests {
         let more = draws(1).with(rules::not_ready(2));
         let fates = |rules: &Rules, host| -> Vec<CombinedVerdict> {
             let all = 1..200;
-            all.map(|number| rules.judge(&event(FaultPoint::Packets, number), host))
+            all.map(|number| combined(rules, &event(FaultPoint::Packets, number), host))
                 .collect()
         };
         assert_eq!(fates(&draws(1), 0), fates(&more, 0));

@@ -23,7 +23,6 @@
 //! | `receiving_host` | cache, memory bandwidth and buffer of a host that receives: pure |
 //! | `congestion` | finite queues, pauses, marks, rates of queue pairs: pure |
 //! | `event_queue`, `hardware_units`, `cache` | event queue; service units; on-chip caches: pure |
-//! | `random` | seeded random numbers |
 //!
 #![doc = include_str!("how_it_works.md")]
 
@@ -37,7 +36,6 @@ mod hardware_units;
 mod model;
 pub mod preset;
 pub mod provider;
-mod random;
 mod receiving_host;
 #[allow(
     unsafe_code,

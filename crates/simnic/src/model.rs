@@ -32,9 +32,9 @@ use crate::event_queue::EventQueue;
 use crate::faults::Faults;
 use crate::hardware_units::{NEVER, NS, Pipe, Ps, ns};
 use crate::preset::Preset;
-use crate::random::Random;
 use crate::registered_memory::Regions;
 use crate::wqe::cache_key;
+use headworks_faults::Random;
 
 mod acknowledge;
 mod datagram;

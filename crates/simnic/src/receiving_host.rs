@@ -21,7 +21,7 @@ use memory_traffic::MemoryBytes;
 
 use crate::congestion::booked_queue::BookedQueue;
 use crate::hardware_units::{Pipe, Ps};
-use crate::random::Random;
+use headworks_faults::Random;
 
 /// Constants of the memory side of a host.
 #[derive(Clone, Copy, Debug)]

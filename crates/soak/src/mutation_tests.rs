@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use headworks::ring::{Framing, Mode, RingConfig};
-use headworks::sim::faults::{Rule, Verdict, rules};
+use headworks::sim::faults::{NetworkFaults, Rule, Verdict, rules};
 use headworks::verbs::interpose::{InterposedDevice, Interposer};
 use headworks::verbs::{
     Access, AllocRequest, CqInit, Device, Duration, Instant, Payload, QpCaps, QpInit, QpType,
@@ -159,13 +159,13 @@ pub(crate) fn bounded(mut plan: Plan) -> Plan {
 }
 
 /// Returns the plan with one more rule.
-fn with(mut plan: Plan, rule: impl Rule + 'static) -> Plan {
+fn with(mut plan: Plan, rule: impl Rule<NetworkFaults> + 'static) -> Plan {
     plan.add_rule("a rule".to_owned(), rule);
     plan
 }
 
 /// Returns the plan with a rule that is expected to end rings of the sender's host.
-fn with_death(mut plan: Plan, rule: impl Rule + 'static) -> Plan {
+fn with_death(mut plan: Plan, rule: impl Rule<NetworkFaults> + 'static) -> Plan {
     let fatal = ExpectedFailure::Host("sender0".to_owned());
     plan.add_fatal_rule("a death".to_owned(), rule, fatal);
     plan

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use headworks::ring::{Framing, Mode, RingConfig};
 use headworks::sim::ObjectCounts;
-use headworks::sim::faults::{FaultEvent, Random, Rule, Rules, Verdict, rules};
+use headworks::sim::faults::{FaultEvent, NetworkFaults, Random, Rule, Rules, Verdict, rules};
 use headworks::verbs::{Device, Duration, Instant, Pages, Promises};
 
 /// Role of the receiving end.
@@ -107,7 +107,7 @@ struct RecordedRule<R> {
     fired: Arc<AtomicBool>,
 }
 
-impl<R: Rule> Rule for RecordedRule<R> {
+impl<R: Rule<NetworkFaults>> Rule<NetworkFaults> for RecordedRule<R> {
     fn judge(&self, event: &FaultEvent<'_>, random: &mut Random) -> Option<Verdict> {
         let said = self.rule.judge(event, random);
         if said.is_some() {
@@ -343,7 +343,7 @@ impl Plan {
     pub(super) fn add_fatal_rule(
         &mut self,
         said: String,
-        rule: impl Rule + 'static,
+        rule: impl Rule<NetworkFaults> + 'static,
         fatal: ExpectedFailure,
     ) {
         let fired = self.fired.clone();
@@ -351,7 +351,7 @@ impl Plan {
         self.fatal = fatal;
     }
 
-    pub(super) fn add_rule(&mut self, said: String, rule: impl Rule + 'static) {
+    pub(super) fn add_rule(&mut self, said: String, rule: impl Rule<NetworkFaults> + 'static) {
         self.said.push(said);
         self.rules = std::mem::replace(&mut self.rules, Rules::new(0)).with(rule);
     }
@@ -363,7 +363,7 @@ impl Plan {
     }
 
     /// Adds a fault that delays one packet in some number. Returns that number.
-    fn add_late<R: Rule + 'static>(
+    fn add_late<R: Rule<NetworkFaults> + 'static>(
         &mut self,
         said: &str,
         rule: fn(u64, Duration) -> R,
@@ -375,7 +375,7 @@ impl Plan {
     }
 
     /// Adds a fault of a host that lasts for a power of two of microseconds.
-    fn add_spell<R: Rule + 'static>(
+    fn add_spell<R: Rule<NetworkFaults> + 'static>(
         &mut self,
         said: &str,
         (least, most): (u64, u64),

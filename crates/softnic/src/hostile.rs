@@ -9,7 +9,7 @@
 //!
 //! # Rules
 //!
-//! Pure code decides what happens. A [`Rule`] is given a [`FaultEvent`] with its facts and a [`Chance`], and
+//! Pure code decides what happens. A [`Rule`] is given a [`FaultEvent`] with its facts and a [`Random`], and
 //! may answer with a [`Verdict`]. In a list of rules, the first to answer decides. A rule has no state, no
 //! clock and no I/O. Its draws depend only on the seed, the soft host's name, the queue pair's ordinal on the
 //! device, the request's number, and how often the rules were asked about that request. So the fate of a
@@ -57,16 +57,17 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use headworks_faults::FaultModel;
 use headworks_verbs::SendOp::{Read, Write};
 use headworks_verbs::{DeviceInfo, Duration, Opcode, Qpn, SendOp, Status};
 
 pub(crate) mod hold;
 pub(crate) mod options;
-mod random;
+pub mod plan;
 pub mod rules;
 mod scatter;
 
-pub use random::Chance;
+pub use headworks_faults::{Digest, Random, Rule, RuleList};
 pub use scatter::{Extent, Scatter};
 
 /// The point at which the rules are asked.
@@ -89,7 +90,7 @@ pub enum FaultPoint {
     /// A poll of a CQ would find completions. [`Verdict::Wait`]: that many polls, this one included, find
     /// nothing. [`Verdict::AtMost`] limits how many this poll finds.
     Poll,
-    /// A datagram is being sent. [`Verdict::Refuse`]: it is lost.
+    /// A datagram or a message of an unreliable connection is being sent. [`Verdict::Refuse`]: it is lost.
     Datagram,
 }
 
@@ -102,6 +103,8 @@ pub struct FaultEvent {
     /// Identifies the queue pair (or CQ): random bits drawn from the device's soft host and the object's
     /// ordinal on the device. The same in every run.
     pub stream: u64,
+    /// Ordinal of the queue pair (at polls, of the CQ) among those that this process made on the device, from 1.
+    pub ordinal: u64,
     /// Number of the queue pair; 0 at polls. May differ between runs.
     pub qpn: Qpn,
     /// Opcode of the request's completion; [`Opcode::Recv`] for receives and polls.
@@ -123,7 +126,7 @@ pub struct FaultEvent {
 pub enum Verdict {
     /// No fault.
     Pass,
-    /// The queue is full, no receive is posted, or the datagram is lost.
+    /// The queue is full, no receive is posted, or the message is lost.
     Refuse,
     /// A delay of this many steps or polls.
     Wait(u32),
@@ -137,26 +140,34 @@ pub enum Verdict {
     Kill(Status),
 }
 
-/// A fault rule. It is pure.
-pub trait Rule: Send + Sync {
-    /// Decides about `event`; `None` leaves the decision to the next rule. `chance` serves this decision
-    /// only.
-    fn judge(&self, event: &FaultEvent, chance: &mut Chance) -> Option<Verdict>;
+/// The faults of soft devices, for [`Rule`] and [`RuleList`].
+#[derive(Clone, Copy, Debug)]
+pub struct SoftFaults;
+
+impl FaultModel for SoftFaults {
+    type Event<'e> = FaultEvent;
+    type Verdict = Verdict;
 }
 
-/// An ordered list of rules and the seed that they draw from. Clones share the count of
-/// [verdicts](Rules::verdicts).
+/// An ordered list of rules, the seed that they draw from, and what they did. The first rule to answer decides. Clones share
+/// the counts.
 #[derive(Clone)]
 pub struct Rules {
-    seed: u64,
-    list: Vec<Arc<dyn Rule>>,
-    /// Number of verdicts so far, except [`Verdict::Pass`]. No decision depends on it.
-    verdicts: Arc<AtomicU64>,
+    list: RuleList<SoftFaults>,
+    tally: Arc<Tally>,
+}
+
+/// Verdicts so far, except [`Verdict::Pass`]. No decision depends on them.
+#[derive(Default)]
+struct Tally {
+    verdicts: AtomicU64,
+    /// Sum of the digests of verdicts that do not depend on threads and their timing.
+    digest: AtomicU64,
 }
 
 impl fmt::Debug for Rules {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} rules from seed {}", self.list.len(), self.seed)
+        self.list.fmt(f)
     }
 }
 
@@ -164,17 +175,20 @@ impl Rules {
     /// Makes an empty list of rules.
     pub fn new(seed: u64) -> Self {
         Self {
-            seed,
-            list: Vec::new(),
-            verdicts: Arc::default(),
+            list: RuleList::new(seed),
+            tally: Arc::default(),
         }
     }
 
     /// Returns the rules that `hostile` in a device's name selects: all legal faults short of killing queue
-    /// pairs and losing datagrams.
+    /// pairs and losing messages.
     pub fn all(seed: u64) -> Self {
-        Self::new(seed)
-            .with(rules::full(16))
+        Self::new(seed).with_all()
+    }
+
+    /// Appends the rules of [`Rules::all`].
+    pub(crate) fn with_all(self) -> Self {
+        self.with(rules::full(16))
             .with(rules::not_ready(24))
             .with(rules::late(4, 6))
             .with(rules::slow(8, 3))
@@ -183,54 +197,87 @@ impl Rules {
 
     /// Appends `rule`. It is asked when no rule before it has answered.
     #[must_use]
-    pub fn with(mut self, rule: impl Rule + 'static) -> Self {
-        self.list.push(Arc::new(rule));
+    pub fn with(mut self, rule: impl Rule<SoftFaults> + 'static) -> Self {
+        self.list = self.list.with(rule);
         self
     }
 
     /// Prepends `rule`. The other rules are asked when it does not answer.
     #[must_use]
-    pub fn first(mut self, rule: impl Rule + 'static) -> Self {
-        self.list.insert(0, Arc::new(rule));
+    pub fn first(mut self, rule: impl Rule<SoftFaults> + 'static) -> Self {
+        self.list = self.list.first(rule);
         self
     }
 
     /// Returns the seed.
     pub fn seed(&self) -> u64 {
-        self.seed
+        self.list.seed()
     }
 
     /// Returns how many verdicts other than [`Verdict::Pass`] these rules and their clones have given, on all devices
     /// that use them. A test that expects faults checks that this is not 0.
     pub fn verdicts(&self) -> u64 {
-        self.verdicts.load(Ordering::Relaxed)
+        self.tally.verdicts.load(Ordering::Relaxed)
+    }
+
+    /// Returns a digest of the verdicts on requests, in whatever order they were given. It is equal in two runs with the same seed
+    /// in which the same queue pairs executed the same requests. Refused posts and delayed completions do not count,
+    /// because they depend on how often a program asks.
+    pub fn digest(&self) -> u64 {
+        self.tally.digest.load(Ordering::Relaxed)
     }
 
     /// Returns the verdict on an event: that of the first rule that answers.
     pub fn judge(&self, event: &FaultEvent) -> Verdict {
-        let verdict = self.first_answer(event);
+        let key = [
+            event.stream,
+            event.point as u64,
+            event.number,
+            event.turn.into(),
+        ];
+        let verdict = self.list.answers(event, key).next();
+        let verdict = verdict.unwrap_or(Verdict::Pass);
         if verdict != Verdict::Pass {
-            self.verdicts.fetch_add(1, Ordering::Relaxed);
+            self.tally.verdicts.fetch_add(1, Ordering::Relaxed);
+            if event.point.is_of_requests() {
+                let words = [key[0], key[1], key[2], key[3], verdict.word()];
+                let digest = Digest::of(&words);
+                self.tally.digest.fetch_add(digest, Ordering::Relaxed);
+            }
         }
         verdict
     }
 
-    fn first_answer(&self, event: &FaultEvent) -> Verdict {
-        for (at, rule) in self.list.iter().enumerate() {
-            // Counted from the end, so that a prepended rule does not change what the others draw.
-            let rank = (self.list.len() - at) as u64;
-            if let Some(verdict) = rule.judge(event, &mut self.chance(event, rank)) {
-                return verdict;
-            }
-        }
-        Verdict::Pass
-    }
-
-    /// Returns the random stream of one decision about an event.
-    pub(crate) fn chance(&self, event: &FaultEvent, decision: u64) -> Chance {
+    /// Returns the random stream for the order in which the bytes of the event's request are placed.
+    pub(crate) fn order_of(&self, event: &FaultEvent) -> Random {
         let (point, turn) = (event.point as u64, event.turn.into());
-        let key = [event.stream, point, event.number, turn, decision];
-        Chance::of(self.seed, &key)
+        Random::of(self.seed(), &[event.stream, point, event.number, turn])
+    }
+}
+
+impl FaultPoint {
+    /// Whether rules are asked once about each request, or once at each of its steps.
+    fn is_of_requests(self) -> bool {
+        matches!(
+            self,
+            Self::Begin | Self::Receive | Self::Place | Self::Datagram
+        )
+    }
+}
+
+impl Verdict {
+    /// Returns a word that differs between verdicts.
+    fn word(self) -> u64 {
+        let of = |kind: u64, value: u64| value << 3 | kind;
+        match self {
+            Self::Pass => 0,
+            Self::Refuse => 1,
+            Self::Wait(steps) => of(2, steps.into()),
+            Self::WaitFor(time) => of(3, time.nanos()),
+            Self::Scatter(steps) => of(4, steps.into()),
+            Self::AtMost(most) => of(5, most.into()),
+            Self::Kill(status) => of(6, status as u64),
+        }
     }
 }
 
@@ -240,7 +287,17 @@ pub(crate) struct HostileMode {
     pub(crate) ordered_between_writes: bool,
     pub(crate) atomic_aligned_8: bool,
     host: u64,
-    next: AtomicU64,
+    qps: AtomicU64,
+    cqs: AtomicU64,
+}
+
+/// A queue pair or CQ of a hostile device.
+#[derive(Clone, Copy)]
+pub(crate) struct HostileObject {
+    /// From 1, among those of its kind on the device in this process.
+    pub(crate) ordinal: u64,
+    /// Random bits: the same in every run that makes the same objects in order.
+    pub(crate) stream: u64,
 }
 
 impl HostileMode {
@@ -251,14 +308,25 @@ impl HostileMode {
             ordered_between_writes: info.promises.ordered_between_writes,
             atomic_aligned_8: info.promises.atomic_aligned_8,
             host,
-            next: AtomicU64::new(0),
+            qps: AtomicU64::new(0),
+            cqs: AtomicU64::new(0),
         }
     }
 
-    /// Returns random bits for the next object: the same in every run that creates the same objects in order.
-    pub(crate) fn stream(&self) -> u64 {
-        let ordinal = self.next.fetch_add(1, Ordering::Relaxed);
-        Chance::of(self.host, &[ordinal]).bits()
+    pub(crate) fn next_qp(&self) -> HostileObject {
+        self.next(&self.qps, 0)
+    }
+
+    pub(crate) fn next_cq(&self) -> HostileObject {
+        self.next(&self.cqs, 1)
+    }
+
+    fn next(&self, count: &AtomicU64, kind: u64) -> HostileObject {
+        let ordinal = count.fetch_add(1, Ordering::Relaxed) + 1;
+        HostileObject {
+            ordinal,
+            stream: Random::of(self.host, &[kind, ordinal]).bits(),
+        }
     }
 }
 
@@ -281,6 +349,7 @@ mod tests {
         FaultEvent {
             point,
             stream,
+            ordinal: 1,
             qpn: Qpn::default(),
             op: Opcode::Write,
             wr_id: 0,

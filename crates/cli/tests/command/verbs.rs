@@ -2,7 +2,7 @@
 
 use std::net::TcpListener;
 use std::os::unix::process::ExitStatusExt;
-use std::process::{Command, Stdio};
+use std::process::{Command, Output, Stdio};
 
 use rustix::process::Signal;
 
@@ -65,18 +65,15 @@ fn a_program_sees_the_devices_that_the_options_name() {
     }
 }
 
-#[test]
-fn two_programs_reach_each_other_and_leave_nothing() {
-    if !is_built() || !there_is("ibv_rc_pingpong") {
-        return;
-    }
-    let fabric = TestEnv::new();
+/// Runs `ibv_rc_pingpong` with itself. The client has these options of `headworks verbs`. Returns the exit code of both and what the client
+/// said.
+fn pingpong(fabric: &TestEnv, options: &[&str]) -> ([Option<i32>; 2], Output) {
     let port = {
         let free = TcpListener::bind(("127.0.0.1", 0)).expect("binds");
         free.local_addr().expect("an address").port().to_string()
     };
     let words = ["ibv_rc_pingpong", "-g", "1", "-c", "-p", &port];
-    let mut server = CommandProcess::start(&mut verbs(&fabric, &[], &words));
+    let mut server = CommandProcess::start(&mut verbs(fabric, &[], &words));
     let wanted = format!(":{:04X} ", port.parse::<u16>().expect("a port"));
     until("the server", || {
         let tables = ["/proc/net/tcp", "/proc/net/tcp6"];
@@ -88,10 +85,69 @@ fn two_programs_reach_each_other_and_leave_nothing() {
             .any(|line| line.contains(&wanted) && line.contains(" 0A "))
     });
     let client = [&words[..], &["localhost"]].concat();
-    let said = good(&fabric, &[], &client);
+    let client = verbs(fabric, options, &client).output().expect("runs");
+    ([server.wait().code(), client.status.code()], client)
+}
+
+#[test]
+fn two_programs_reach_each_other_and_leave_nothing() {
+    if !is_built() || !there_is("ibv_rc_pingpong") {
+        return;
+    }
+    let fabric = TestEnv::new();
+    let (codes, client) = pingpong(&fabric, &[]);
+    let said = String::from_utf8_lossy(&client.stdout);
     assert!(said.contains("1000 iters"), "{said}");
-    server.expect_exit(0);
+    assert_eq!((codes, client.stderr.is_empty()), ([Some(0); 2], true));
     fabric.is_clean();
+}
+
+#[test]
+fn a_fault_fails_a_request_of_a_program() {
+    if !is_built() || !there_is("ibv_rc_pingpong") {
+        return;
+    }
+    let fabric = TestEnv::new();
+    let (codes, client) = pingpong(&fabric, &["--fault", "rem_op@op=send,after=100"]);
+    let errors = String::from_utf8_lossy(&client.stderr);
+    assert!(errors.contains("remote operation error"), "{errors}");
+    assert!(
+        errors.contains("faults injected: 1, with seed 1"),
+        "{errors}"
+    );
+    assert_eq!(codes, [Some(1); 2]);
+}
+
+#[test]
+fn the_same_seed_has_the_same_faults() {
+    if !is_built() || !there_is("ibv_rc_pingpong") {
+        return;
+    }
+    let fabric = TestEnv::new();
+    let plan = fabric.file("plan.toml");
+    let text =
+        "seed = 7\n[[fault]]\nkind = 'slow'\nrate = '20%'\nus = 10\n[[fault]]\nkind = 'scatter'\n";
+    std::fs::write(&plan, text).expect("writes");
+    let plan = plan.to_str().expect("a path");
+    let summary = |options: &[&str]| {
+        let (codes, client) = pingpong(&fabric, options);
+        let errors = String::from_utf8(client.stderr).expect("text");
+        assert_eq!(codes, [Some(0); 2], "{errors}");
+        let line = errors.lines().find(|line| line.contains("digest"));
+        line.expect("a summary").to_owned()
+    };
+    let first = summary(&["--fault-plan", plan]);
+    assert!(first.contains("with seed 7"), "{first}");
+    let on_command_line = [
+        "--fault",
+        "slow=20%@us=10",
+        "--fault",
+        "scatter",
+        "--seed",
+        "7",
+    ];
+    assert_eq!(first, summary(&on_command_line));
+    assert_ne!(first, summary(&["--fault-plan", plan, "--seed", "8"]));
 }
 
 #[test]
@@ -139,6 +195,22 @@ fn what_cannot_run_is_one_line() {
     refused(
         &mut verbs(&fabric, &["--link", "x"], &["true"]),
         "infiniband",
+    );
+    refused(
+        &mut verbs(&fabric, &["--fault", "what"], &["true"]),
+        "there are rnr, loss",
+    );
+    refused(
+        &mut verbs(&fabric, &["--fault", "rnr=0%"], &["true"]),
+        "100, or 1/N",
+    );
+    refused(
+        &mut verbs(&fabric, &["--seed", "7"], &["true"]),
+        "give --fault",
+    );
+    refused(
+        &mut verbs(&fabric, &["--fault-plan", "/no/such"], &["true"]),
+        "fault plan /no/such",
     );
     refused(&mut fabric.headworks(&["verbs"]), "PROGRAM");
     let mut absent = verbs(&fabric, &[], &["true"]);

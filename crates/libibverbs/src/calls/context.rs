@@ -3,6 +3,7 @@
 
 use std::ffi::{c_int, c_void};
 use std::os::fd::AsRawFd;
+use std::sync::OnceLock;
 
 use headworks_softnic::SoftProvider;
 use headworks_verbs::{DeviceName, Provider};
@@ -12,8 +13,9 @@ use rustix::io::fcntl_dupfd_cloexec;
 use super::{cq, cq_ex, device::complain, pd, port, post, qp, srq};
 use crate::devices::{COMP_VECTORS, describe, describe_extended};
 use crate::errors::{Errno, object, status};
+use crate::faults;
 use crate::objects::{ContextObject, DeviceObject, borrow, expose, zeroed};
-use crate::system::{ProgramFd, allow_copies_by_peers, without_signals};
+use crate::system::{ProgramFd, allow_copies_by_peers, at_exit, without_signals};
 
 /// The value of `abi_compat` that tells programs to look for the larger struct around the context.
 const HAS_EXTENSIONS: *mut c_void = usize::MAX as *mut c_void;
@@ -53,11 +55,22 @@ pub(crate) unsafe extern "C" fn open_device(device: *mut abi::Device) -> *mut ab
         let listed: &'static DeviceObject = unsafe { borrow(device)? };
         let about = &listed.about;
         let name: DeviceName = about.soft_name().parse().map_err(|_| Errno::INVALID)?;
-        let opened = without_signals(|| SoftProvider::new().open(&name));
+        let mut provider = SoftProvider::new();
+        let rules = faults::of_process().map_err(|line| {
+            complain(line);
+            Errno::INVALID
+        })?;
+        if let Some(rules) = rules {
+            provider = provider.with_rules(rules.clone());
+        }
+        let opened = without_signals(|| provider.open(&name));
         let soft = opened.map_err(|error| {
             complain(&format!("{}: {error}", about.name));
             Errno::from(error)
         })?;
+        if rules.is_some() {
+            report_faults_at_exit();
+        }
         allow_copies_by_peers();
         let events = ProgramFd::of(soft.async_fd())?;
         let mut verbs = functions();
@@ -73,6 +86,23 @@ pub(crate) unsafe extern "C" fn open_device(device: *mut abi::Device) -> *mut ab
         expose(object);
         Ok(context)
     })
+}
+
+/// Has this process say at its end what faults it had, once.
+fn report_faults_at_exit() {
+    static OWNER: OnceLock<u32> = OnceLock::new();
+    extern "C" fn report() {
+        // A forked child has the parent's handlers too.
+        if OWNER.get() == Some(&std::process::id())
+            && let Ok(Some(rules)) = faults::of_process()
+        {
+            complain(&faults::summary(rules));
+        }
+    }
+    OWNER.get_or_init(|| {
+        at_exit(report);
+        std::process::id()
+    });
 }
 
 pub(crate) unsafe extern "C" fn close_device(context: *mut abi::Context) -> c_int {

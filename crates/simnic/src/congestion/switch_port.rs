@@ -6,7 +6,7 @@
 
 use super::booked_queue::BookedQueue;
 use crate::hardware_units::Ps;
-use crate::random::Random;
+use headworks_faults::Random;
 
 /// Constants of the queue, in bytes.
 #[derive(Clone, Copy, Debug)]

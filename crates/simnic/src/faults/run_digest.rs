@@ -1,5 +1,6 @@
 //! A digest of a run: a number that is equal in two runs of one seed.
 
+use headworks_faults::Digest;
 use headworks_verbs::Completion;
 use slab::Slab;
 
@@ -29,39 +30,21 @@ enum DigestTag {
 }
 
 /// A digest of everything that happened so far, and when.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct RunDigest {
-    digest: u64,
+    digest: Digest,
     pub(crate) len: u64,
-}
-
-impl Default for RunDigest {
-    fn default() -> Self {
-        // FNV-1a, a word at a time.
-        Self {
-            digest: 0xcbf2_9ce4_8422_2325,
-            len: 0,
-        }
-    }
 }
 
 impl RunDigest {
     /// Returns the digest so far.
     pub(crate) fn digest(&self) -> u64 {
-        self.digest
+        self.digest.value()
     }
 
     pub(crate) fn note(&mut self, words: &[u64]) {
         self.len += 1;
-        for word in words {
-            self.mix(*word);
-        }
-    }
-
-    fn mix(&mut self, word: u64) {
-        let mixed = (self.digest ^ word).wrapping_mul(0x0000_0100_0000_01b3);
-        // Multiplication only carries upwards, so fold the high bits back into the low ones.
-        self.digest = mixed ^ (mixed >> 32);
+        self.digest.note(words);
     }
 
     /// Adds an actor's step.
@@ -82,7 +65,7 @@ impl RunDigest {
         for chunk in bytes.chunks(8) {
             let mut word = [0; 8];
             word[..chunk.len()].copy_from_slice(chunk);
-            self.mix(u64::from_le_bytes(word));
+            self.digest.note(&[u64::from_le_bytes(word)]);
         }
     }
 

@@ -11,8 +11,8 @@ use super::{QpRef, ReceivingSide};
 use crate::cache::{Cache, Index, Policy};
 use crate::hardware_units::{BusyLog, NS, Pipe, Ps, Units};
 use crate::preset::Preset;
-use crate::random::Random;
 use crate::registered_memory::{AccessRequest, Regions, Span};
+use headworks_faults::Random;
 
 /// An RNIC's counters, as its vendor's tools would show them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -6,9 +6,9 @@ use crate::congestion::dcqcn::{Dcqcn, DcqcnConstants};
 use crate::congestion::switch_port::{SwitchConstants, SwitchPort};
 use crate::hardware_units::{NS, Pipe, Ps, ns};
 use crate::preset::Preset;
-use crate::random::Random;
 use crate::receiving_host::memory_bandwidth::MemoryConstants;
 use crate::receiving_host::{BufferVerdict, HostConstants, HostCounters, ReceivingHost};
+use headworks_faults::Random;
 
 /// Constants of hosts that receive, and of congestion.
 #[derive(Clone, Copy, Debug)]

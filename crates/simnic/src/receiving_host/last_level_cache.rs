@@ -18,7 +18,7 @@
 
 use std::collections::HashMap;
 
-use crate::random::Random;
+use headworks_faults::Random;
 
 /// Bytes of a line.
 pub(crate) const LINE_BYTES: u64 = 64;

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `hostile` | injects faults, within what the device declares: see [`hostile`](crate::hostile) |
 //! | `seed=N` | selects the faults; 1 by default. Only with `hostile` |
-//! | `losses=N` | loses about one datagram in N; `no`, the default: none. Only with `hostile` |
+//! | `losses=N` | loses about one datagram, or message of an unreliable connection, in N; `no`, the default: none. Only with `hostile` |
 //! | `kills=N` | about one request in N kills its queue pair; `no`, the default: none. Only with `hostile` |
 //! | `ordered_between_writes=no` | does not declare ordered WRITEs; with `hostile`, they are not ordered |
 //! | `atomic_aligned_8=no` | does not declare that aligned words stay whole; with `hostile`, some do not |

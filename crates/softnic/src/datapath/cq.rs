@@ -19,7 +19,7 @@ use crate::crash_points;
 use crate::datapath::completion_channel::SoftChannel;
 use crate::datapath::context::{Context, ContextRelease};
 use crate::hostile::hold::DelayState;
-use crate::hostile::{FaultEvent, FaultPoint, HostileMode, Rules};
+use crate::hostile::{FaultEvent, FaultPoint, HostileMode, HostileObject, Rules};
 use crate::table::arena::ArenaAllocation;
 use crate::table::clock;
 use crate::table::peer::{Peer, Queue};
@@ -464,7 +464,7 @@ impl<Q: Resume> SoftCq<Q> {
 /// Delay of completions by fault injection.
 struct CompletionDelay {
     rules: Arc<Rules>,
-    stream: u64,
+    object: HostileObject,
     hold: Mutex<DelayState>,
     /// Set when a poll returned nothing although there was a completion. The progress thread clears it.
     someone_sleeps: AtomicBool,
@@ -474,7 +474,7 @@ impl CompletionDelay {
     fn new(hostility: &HostileMode) -> Self {
         Self {
             rules: hostility.rules.clone(),
-            stream: hostility.stream(),
+            object: hostility.next_cq(),
             hold: Mutex::default(),
             someone_sleeps: AtomicBool::new(false),
         }
@@ -489,7 +489,8 @@ impl CompletionDelay {
         self.lock().poll(room, |number| {
             self.rules.judge(&FaultEvent {
                 point: FaultPoint::Poll,
-                stream: self.stream,
+                stream: self.object.stream,
+                ordinal: self.object.ordinal,
                 qpn: Qpn::default(),
                 op: Opcode::Recv,
                 wr_id: 0,

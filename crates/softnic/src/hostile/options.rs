@@ -22,8 +22,7 @@ const LEGAL: &str = "hostile, seed=N, kills=N and losses=N with it, ordered_betw
 const BARE: &str = "hostile takes no value; seed=N selects the faults";
 const SEED: &str = "seed=N, a number from 0 to 18446744073709551615, with hostile";
 const KILLS: &str = "kills=N, one request in N from 1 to 4294967295 kills its queue pair, or kills=no, with hostile";
-const LOSSES: &str =
-    "losses=N, one datagram in N from 1 to 4294967295 is lost, or losses=no, with hostile";
+const LOSSES: &str = "losses=N, one datagram or UC message in N from 1 to 4294967295 is lost, or losses=no, with hostile";
 const ORDERED: &str = "ordered_between_writes=yes or ordered_between_writes=no";
 const ATOMIC: &str = "atomic_aligned_8=yes or atomic_aligned_8=no";
 const NON_TEMPORAL: &str = "non_temporal=yes or non_temporal=no";
@@ -140,6 +139,7 @@ mod tests {
                 rules.judge(&FaultEvent {
                     point: FaultPoint::Begin,
                     stream: 0,
+                    ordinal: 1,
                     qpn: Qpn::default(),
                     op: Opcode::Write,
                     wr_id: 0,

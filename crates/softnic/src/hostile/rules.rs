@@ -1,72 +1,61 @@
-//! Ready-made rules. Each is a pure function of an event and of chance.
+//! Ready-made rules. Each is a pure function of an event and of random numbers.
 
+use headworks_faults::{Random, Rule, from_fn};
 use headworks_verbs::{Duration, Opcode, Status};
 
-use super::{Chance, FaultEvent, FaultPoint, Rule, Verdict};
-
-/// A rule made from a function.
-struct FnRule<F>(F);
-
-impl<F> Rule for FnRule<F>
-where
-    F: Fn(&FaultEvent, &mut Chance) -> Option<Verdict> + Send + Sync,
-{
-    fn judge(&self, event: &FaultEvent, chance: &mut Chance) -> Option<Verdict> {
-        (self.0)(event, chance)
-    }
-}
+use super::{FaultEvent, FaultPoint, SoftFaults, Verdict};
 
 /// Makes a rule from a function.
-pub fn by<F>(judge: F) -> impl Rule
+pub fn by<F>(judge: F) -> impl Rule<SoftFaults> + use<F>
 where
-    F: Fn(&FaultEvent, &mut Chance) -> Option<Verdict> + Send + Sync + 'static,
+    F: Fn(&FaultEvent, &mut Random) -> Option<Verdict> + Send + Sync + 'static,
 {
-    FnRule(judge)
+    from_fn::<SoftFaults, F>(judge)
 }
 
 /// Places the bytes of every message in any order, over 1 to `steps` steps.
-pub fn scatter(steps: u32) -> impl Rule {
-    by(move |event, chance| {
+pub fn scatter(steps: u32) -> impl Rule<SoftFaults> {
+    by(move |event, random| {
         let first = event.point == FaultPoint::Place && event.turn == 0;
-        first.then(|| Verdict::Scatter(chance.within(1, steps.max(1))))
+        first.then(|| Verdict::Scatter(random.within_u32(1, steps.max(1))))
     })
 }
 
 /// Refuses one in `times` posts, of sends and of receives, as if the queue were full.
-pub fn full(times: u64) -> impl Rule {
-    by(move |event, chance| {
+pub fn full(times: u64) -> impl Rule<SoftFaults> {
+    by(move |event, random| {
         let posts = matches!(event.point, FaultPoint::Post | FaultPoint::PostReceive);
-        (posts && chance.once_in(times)).then_some(Verdict::Refuse)
+        (posts && random.once_in(times)).then_some(Verdict::Refuse)
     })
 }
 
 /// Once in `times`, a request that needs a receive finds none posted.
-pub fn not_ready(times: u64) -> impl Rule {
-    by(move |event, chance| {
-        (event.point == FaultPoint::Receive && chance.once_in(times)).then_some(Verdict::Refuse)
+pub fn not_ready(times: u64) -> impl Rule<SoftFaults> {
+    by(move |event, random| {
+        (event.point == FaultPoint::Receive && random.once_in(times)).then_some(Verdict::Refuse)
     })
 }
 
 /// Once in `times`, delays completions for up to `polls` polls. Equally often, shows only the first one or
 /// two.
-pub fn late(times: u64, polls: u32) -> impl Rule {
-    by(move |event, chance| {
+pub fn late(times: u64, polls: u32) -> impl Rule<SoftFaults> {
+    by(move |event, random| {
         if event.point != FaultPoint::Poll {
             return None;
         }
-        if chance.once_in(times) {
-            return Some(Verdict::Wait(chance.within(1, polls.max(1))));
+        if random.once_in(times) {
+            return Some(Verdict::Wait(random.within_u32(1, polls.max(1))));
         }
-        let few = chance.once_in(times);
-        few.then(|| Verdict::AtMost(chance.within(1, 2)))
+        let few = random.once_in(times);
+        few.then(|| Verdict::AtMost(random.within_u32(1, 2)))
     })
 }
 
 /// Once in `times`, delays the beginning of a request for up to `steps` steps. About half of the queue pairs,
 /// by their stream, are slow: four times as often, for up to four times as many steps, and sometimes for 20
 /// to 200 µs instead.
-pub fn slow(times: u64, steps: u32) -> impl Rule {
-    by(move |event, chance| {
+pub fn slow(times: u64, steps: u32) -> impl Rule<SoftFaults> {
+    by(move |event, random| {
         if event.point != FaultPoint::Begin {
             return None;
         }
@@ -75,27 +64,27 @@ pub fn slow(times: u64, steps: u32) -> impl Rule {
             true => ((times / 4).max(1), steps.saturating_mul(4)),
             false => (times, steps),
         };
-        if !chance.once_in(times) {
+        if !random.once_in(times) {
             return None;
         }
-        if is_slow && chance.once_in(32) {
-            let micros = chance.within(20, 200);
+        if is_slow && random.once_in(32) {
+            let micros = random.within_u32(20, 200);
             return Some(Verdict::WaitFor(Duration::from_micros(micros.into())));
         }
-        Some(Verdict::Wait(chance.within(1, steps.max(1))))
+        Some(Verdict::Wait(random.within_u32(1, steps.max(1))))
     })
 }
 
 /// About one request in `mean` kills its queue pair: half of them before anything is placed, half at their
 /// second step. A request that takes one step is killed half as often.
-pub fn kills(mean: u64) -> impl Rule {
-    by(move |event, chance| {
+pub fn kills(mean: u64) -> impl Rule<SoftFaults> {
+    by(move |event, random| {
         let here = event.point == FaultPoint::Begin
             || (event.point == FaultPoint::Place && event.turn == 1);
-        if !here || !chance.once_in(mean.max(1).saturating_mul(2)) {
+        if !here || !random.once_in(mean.max(1).saturating_mul(2)) {
             return None;
         }
-        let fatal = chance.once_in(2);
+        let fatal = random.once_in(2);
         let status = if fatal {
             Status::Fatal
         } else {
@@ -105,16 +94,16 @@ pub fn kills(mean: u64) -> impl Rule {
     })
 }
 
-/// Loses about one datagram in `mean`.
-pub fn losses(mean: u64) -> impl Rule {
-    by(move |event, chance| {
-        let here = event.point == FaultPoint::Datagram && chance.once_in(mean.max(1));
+/// Loses about one datagram, or message of an unreliable connection, in `mean`.
+pub fn losses(mean: u64) -> impl Rule<SoftFaults> {
+    by(move |event, random| {
+        let here = event.point == FaultPoint::Datagram && random.once_in(mean.max(1));
         here.then_some(Verdict::Refuse)
     })
 }
 
 /// Kills every queue pair with its request number `number`.
-pub fn kill_after(number: u64) -> impl Rule {
+pub fn kill_after(number: u64) -> impl Rule<SoftFaults> {
     by(move |event, _| {
         let now = event.point == FaultPoint::Begin && event.number == number;
         now.then_some(Verdict::Kill(Status::RetryExceeded))
@@ -122,7 +111,7 @@ pub fn kill_after(number: u64) -> impl Rule {
 }
 
 /// Delays every request that completes as `op` for `steps` steps before it begins.
-pub fn rest(op: Opcode, steps: u32) -> impl Rule {
+pub fn rest(op: Opcode, steps: u32) -> impl Rule<SoftFaults> {
     by(move |event, _| {
         (event.point == FaultPoint::Begin && event.op == op).then_some(Verdict::Wait(steps))
     })

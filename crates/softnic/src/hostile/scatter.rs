@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use super::Chance;
+use headworks_faults::Random;
 
 /// About the most pieces of a message. A longer message has longer pieces.
 const PIECES: usize = 192;
@@ -13,7 +13,7 @@ const WORD: usize = 8;
 /// The plan by which the bytes of one message are placed.
 #[derive(Clone, Debug)]
 pub struct Scatter {
-    chance: Chance,
+    random: Random,
     whole_words: bool,
     steps: usize,
     planned: bool,
@@ -33,9 +33,9 @@ pub struct Extent {
 impl Scatter {
     /// Plans a message that is placed in at most `steps` steps. With `whole_words`, no aligned word of 8
     /// bytes is placed in parts, except a word that an extent of the target covers only partly.
-    pub fn new(chance: Chance, whole_words: bool, steps: u32) -> Self {
+    pub fn new(random: Random, whole_words: bool, steps: u32) -> Self {
         Self {
-            chance,
+            random,
             whole_words,
             steps: steps.max(1) as usize,
             planned: false,
@@ -54,7 +54,7 @@ impl Scatter {
         if !self.planned {
             self.planned = true;
             self.pieces = self.cut(target, len);
-            self.chance.shuffle(&mut self.pieces);
+            self.random.shuffle(&mut self.pieces);
         }
         let now = self.pieces.len().div_ceil(self.steps);
         self.steps = self.steps.max(2) - 1;
@@ -76,7 +76,7 @@ impl Scatter {
                     // Up to the next word boundary after about `mean` bytes.
                     true => mean.next_multiple_of(WORD) - addr % WORD,
                     false if mean == 1 => 1,
-                    false => 1 + self.chance.below(2 * mean as u64) as usize,
+                    false => 1 + self.random.below(2 * mean as u64) as usize,
                 };
                 let next = (at + size).min(end);
                 pieces.push(at..next);
@@ -109,7 +109,7 @@ mod tests {
         ) {
             let room: usize = target.iter().map(|extent| extent.len).sum();
             let len = room.saturating_sub(less);
-            let mut scatter = Scatter::new(Chance::new(seed), whole, steps);
+            let mut scatter = Scatter::new(Random::new(seed), whole, steps);
             let mut placed = vec![0u8; len];
             let mut taken = 0;
             while placed.contains(&0) {
@@ -141,7 +141,7 @@ mod tests {
     #[test]
     fn orders_differ_and_are_no_order_of_addresses() {
         let target = [Extent { addr: 0, len: 64 }];
-        let order = |seed| Scatter::new(Chance::new(seed), true, 1).step(&target, 64);
+        let order = |seed| Scatter::new(Random::new(seed), true, 1).step(&target, 64);
         let seen: Vec<_> = (0..20).map(order).collect();
         assert!(seen.iter().any(|one| one != &seen[0]));
         assert!(seen.iter().all(|one| one.len() == 8));
@@ -153,7 +153,7 @@ mod tests {
         let len = 1 << 30;
         let target = [Extent { addr: 3, len }];
         for whole in [true, false] {
-            let mut scatter = Scatter::new(Chance::new(1), whole, 4);
+            let mut scatter = Scatter::new(Random::new(1), whole, 4);
             let mut bytes = 0;
             for _ in 0..4 {
                 let pieces = scatter.step(&target, len);

@@ -6,3 +6,4 @@ mod datagrams;
 mod faults;
 mod pair;
 mod promises;
+mod unreliable;

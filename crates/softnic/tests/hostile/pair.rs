@@ -5,11 +5,11 @@ use std::time::{Duration, Instant};
 
 use headworks_shm::Registry;
 use headworks_softnic::SoftProvider;
-use headworks_softnic::hostile::{Chance, FaultEvent, Rule, Rules, Verdict};
+use headworks_softnic::hostile::{FaultEvent, Random, Rule, Rules, SoftFaults, Verdict};
 use headworks_verbs::bringup::{BringUp, ConnectionParams};
 use headworks_verbs::{
     Access, AllocRequest, Completion, CompletionChannel, CompletionQueue, CqInit, Device, Payload,
-    PostError, Provider, QpAttr, QpCaps, QpInit, QpState, QpType, QueuePair, RecvWr, Region,
+    PostError, Provider, Psn, QpAttr, QpCaps, QpInit, QpState, QpType, QueuePair, RecvWr, Region,
     SendFlags, SendOp, SendWr, Status,
 };
 
@@ -57,7 +57,7 @@ pub(crate) fn until_seen(what: &str, mut run: impl FnMut(u64) -> bool) {
 }
 
 impl TestQp {
-    fn new(device: Arc<dyn Device>) -> Self {
+    fn new(device: Arc<dyn Device>, qp_type: QpType) -> Self {
         let channel = device.create_channel().unwrap();
         let init = CqInit {
             depth: 256,
@@ -67,7 +67,7 @@ impl TestQp {
         let cq = device.create_cq(&init).unwrap();
         let pd = device.alloc_pd().unwrap();
         let init = QpInit {
-            qp_type: QpType::Rc,
+            qp_type,
             send_cq: cq.clone(),
             recv_cq: cq.clone(),
             srq: None,
@@ -174,25 +174,40 @@ impl TestQp {
 impl TestPair {
     /// Makes a pair whose first end follows `rules`; `options` are part of its device's name.
     pub(crate) fn by(rules: Rules, options: &str) -> Self {
-        Self::new(|hostile| hostile.with_rules(rules), options)
+        Self::new(|hostile| hostile.with_rules(rules), options, QpType::Rc)
+    }
+
+    /// Makes a pair on an unreliable connection whose first end follows `rules`.
+    pub(crate) fn unreliable(rules: Rules) -> Self {
+        Self::new(|hostile| hostile.with_rules(rules), "", QpType::Uc)
     }
 
     /// Makes a pair whose first end has `options` in its device's name, and the rules that they imply.
     pub(crate) fn named(options: &str) -> Self {
-        Self::new(|provider| provider, options)
+        Self::new(|provider| provider, options, QpType::Rc)
     }
 
-    fn new(hostile: impl FnOnce(SoftProvider) -> SoftProvider, options: &str) -> Self {
+    fn new(
+        hostile: impl FnOnce(SoftProvider) -> SoftProvider,
+        options: &str,
+        qp_type: QpType,
+    ) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let fabric = Registry::open_at(folder.path().join("fabric")).unwrap();
         let plain = SoftProvider::on(fabric.clone());
         let hostile = hostile(SoftProvider::on(fabric));
         let open = |provider: &SoftProvider, name: &str| {
-            TestQp::new(provider.open(&name.parse().unwrap()).unwrap())
+            TestQp::new(provider.open(&name.parse().unwrap()).unwrap(), qp_type)
         };
         let mut a = open(&hostile, &format!("soft:h1{options}"));
         let mut b = open(&plain, "soft:h2");
-        raise(&mut a, &mut b, ConnectionParams::default());
+        match qp_type.is_reliable() {
+            true => raise(&mut a, &mut b, ConnectionParams::default()),
+            false => {
+                raise_unreliable(&mut a, &b);
+                raise_unreliable(&mut b, &a);
+            }
+        }
         Self {
             a,
             b,
@@ -206,6 +221,25 @@ pub(crate) fn raise(a: &mut TestQp, b: &mut TestQp, tuning: ConnectionParams) {
     let mut up = BringUp::start(a.device.info(), &mut *a.qp, tuning, 1, Vec::new()).unwrap();
     let mut down = BringUp::start(b.device.info(), &mut *b.qp, tuning, 2, Vec::new()).unwrap();
     up.connect_both(&mut *a.qp, &mut down, &mut *b.qp).unwrap();
+}
+
+/// Connects one end of an unreliable connection.
+fn raise_unreliable(own: &mut TestQp, peer: &TestQp) {
+    let to = peer.device.info();
+    let rtr = QpAttr {
+        dest_gid: Some(to.gid),
+        dest_lid: to.lid,
+        dest_qpn: Some(peer.qp.qpn()),
+        rq_psn: Some(Psn::truncated(0)),
+        path_mtu: Some(to.mtu),
+        ..QpAttr::to_state(QpState::Rtr)
+    };
+    let rts = QpAttr {
+        sq_psn: Some(Psn::truncated(0)),
+        ..QpAttr::to_state(QpState::Rts)
+    };
+    own.qp.modify(&rtr).unwrap();
+    own.qp.modify(&rts).unwrap();
 }
 
 pub(crate) fn until(what: &str, mut done: impl FnMut() -> bool) {
@@ -226,12 +260,12 @@ pub(crate) fn all_well(completions: &[Completion]) {
 /// A rule that records the verdicts of another one.
 #[derive(Clone)]
 pub(crate) struct RecordingRule {
-    rule: Arc<dyn Rule>,
+    rule: Arc<dyn Rule<SoftFaults>>,
     pub(crate) seen: Arc<Mutex<Vec<(FaultEvent, Verdict)>>>,
 }
 
 impl RecordingRule {
-    pub(crate) fn new(rule: impl Rule + 'static) -> Self {
+    pub(crate) fn new(rule: impl Rule<SoftFaults> + 'static) -> Self {
         Self {
             rule: Arc::new(rule),
             seen: Arc::default(),
@@ -239,9 +273,9 @@ impl RecordingRule {
     }
 }
 
-impl Rule for RecordingRule {
-    fn judge(&self, event: &FaultEvent, chance: &mut Chance) -> Option<Verdict> {
-        let verdict = self.rule.judge(event, chance)?;
+impl Rule<SoftFaults> for RecordingRule {
+    fn judge(&self, event: &FaultEvent, random: &mut Random) -> Option<Verdict> {
+        let verdict = self.rule.judge(event, random)?;
         self.seen.lock().unwrap().push((*event, verdict));
         Some(verdict)
     }

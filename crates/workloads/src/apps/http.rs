@@ -61,7 +61,7 @@ const NOT_ALLOWED: &[u8] =
 /// Returns the contents of file `number` of every site.
 pub fn contents(number: u32) -> Vec<u8> {
     let mut random = Random::new(number.into());
-    let words = (0..FILE / 8).flat_map(|_| random.word().to_le_bytes());
+    let words = (0..FILE / 8).flat_map(|_| random.bits().to_le_bytes());
     words.collect()
 }
 

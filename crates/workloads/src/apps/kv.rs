@@ -67,7 +67,7 @@ fn scramble(number: u64) -> u64 {
 /// Draws records without end from `records` records (at least 1).
 pub(super) fn drawn(records: u64) -> impl Iterator<Item = u64> {
     let law = Zipf::new(LAW.0, LAW.1).expect("ranks and an exponent");
-    let ranks = law.sample_iter(Random::new(SEED).0);
+    let ranks = law.sample_iter(Random::new(SEED).into_generator());
     // The most popular rank is 1.
     ranks.map(move |rank| scramble(rank as u64 - 1) % records.max(1))
 }

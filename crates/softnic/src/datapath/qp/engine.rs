@@ -95,7 +95,7 @@ pub(crate) struct RequestProgress {
     streams: bool,
     /// Requests before this one have not ended, so it must not fail yet.
     pub(crate) ahead: bool,
-    /// The request is a datagram that is to be lost.
+    /// The request is a datagram, or a message of an unreliable connection, that is to be lost.
     pub(crate) lost: bool,
 }
 
@@ -343,6 +343,9 @@ impl Engine {
             if let Extra::Datagrams(datagrams) = &mut **self.extra.get_or_insert_with(fresh) {
                 return datagrams.send(core, request, progress.lost, &mut self.local);
             }
+        }
+        if progress.lost && self.has_source(core, request) {
+            return Outcome::Done;
         }
         self.look_up(core);
         let is_ahead = progress.ahead;

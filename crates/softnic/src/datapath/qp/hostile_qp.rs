@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
+use headworks_faults::Random;
 use headworks_verbs::{Duration, Instant, Opcode, QpState, Qpn, SendFlags, SendOp, Status};
 
 use super::QpCore;
@@ -11,7 +12,7 @@ use super::engine::{Outcome, Request};
 use super::opcode_of;
 use super::pending::{Backlog, CHUNK, NextStep, Pending, PendingRequest};
 use crate::hostile::{
-    Chance, FaultEvent, FaultPoint, HostileMode, Rules, Scatter, Verdict, may_pass,
+    FaultEvent, FaultPoint, HostileMode, HostileObject, Rules, Scatter, Verdict, may_pass,
 };
 
 /// Maximum number of requests that a queue pair executes at a time if requests may overtake each other.
@@ -26,7 +27,7 @@ const REFUSALS: u32 = 3;
 /// The rules by which a queue pair misbehaves, and what it has refused.
 pub(crate) struct HostileQp {
     rules: Arc<Rules>,
-    stream: u64,
+    object: HostileObject,
     ordered: bool,
     whole_words: bool,
     /// The number of the last signalled request that was posted.
@@ -90,7 +91,7 @@ impl HostileQp {
     pub(crate) fn new(hostility: &HostileMode) -> Self {
         Self {
             rules: hostility.rules.clone(),
-            stream: hostility.stream(),
+            object: hostility.next_qp(),
             ordered: hostility.ordered_between_writes,
             whole_words: hostility.atomic_aligned_8,
             signalled: AtomicU64::new(0),
@@ -112,7 +113,8 @@ impl HostileQp {
         if self.signalled.load(Ordering::Relaxed) > retired {
             let event = FaultEvent {
                 point: FaultPoint::Post,
-                stream: self.stream,
+                stream: self.object.stream,
+                ordinal: self.object.ordinal,
                 qpn: core.number(),
                 op: request.opcode(),
                 wr_id,
@@ -139,7 +141,8 @@ impl HostileQp {
     ) -> bool {
         let event = FaultEvent {
             point: FaultPoint::PostReceive,
-            stream: self.stream,
+            stream: self.object.stream,
+            ordinal: self.object.ordinal,
             qpn: core.number(),
             op: Opcode::Recv,
             wr_id,
@@ -167,7 +170,8 @@ impl HostileQp {
     ) -> FaultEvent {
         FaultEvent {
             point,
-            stream: self.stream,
+            stream: self.object.stream,
+            ordinal: self.object.ordinal,
             qpn: core.number(),
             op: opcode_of(&waiting.op),
             wr_id: waiting.wr_id,
@@ -178,8 +182,8 @@ impl HostileQp {
     }
 
     /// Returns the randomness for what no rule decides: which request is executed at step `tick`.
-    fn tick(&self, tick: u64) -> Chance {
-        Chance::of(self.rules.seed(), &[self.stream, tick])
+    fn tick(&self, tick: u64) -> Random {
+        Random::of(self.rules.seed(), &[self.object.stream, tick])
     }
 }
 
@@ -309,8 +313,8 @@ impl Pending {
                     Verdict::Scatter(steps) if faults.turns == 0 => {
                         let event = hostile.event(core, waiting, FaultPoint::Place, 0);
                         let steps = u64::from(steps).max(event.len.div_ceil(CHUNK as u64));
-                        let (chance, steps) = (hostile.rules.chance(&event, 0), steps as u32);
-                        let scatter = Scatter::new(chance, hostile.whole_words, steps);
+                        let (random, steps) = (hostile.rules.order_of(&event), steps as u32);
+                        let scatter = Scatter::new(random, hostile.whole_words, steps);
                         faults.plan = Some(scatter);
                     }
                     _ => {}
@@ -326,7 +330,7 @@ impl Pending {
                     other => other,
                 });
             }
-            if matches!(waiting.op, SendOp::SendTo(_) | SendOp::SendToImm(..)) {
+            if !core.is_reliable() && faults.turns == 0 {
                 waiting.progress.lost = judge(waiting, FaultPoint::Datagram, 0) == Verdict::Refuse;
             }
             // A failure fails the peer's queue pair too, so a request that would fail waits until those

@@ -39,7 +39,7 @@ impl Capture {
         let mut time_ns = 0;
         let packet = |_| {
             let packet = Packet {
-                key: keys[by_size.sample(&mut random.0)],
+                key: keys[by_size.sample(random.generator())],
                 time_ns,
                 size_bytes: match random.below(256) as u32 {
                     ..USUAL => SMALL,
@@ -62,7 +62,7 @@ impl Capture {
 /// Draws a flow between two addresses: mostly TCP, the rest UDP and a little ICMP.
 fn key(random: &mut Random) -> FlowKey {
     const SERVICES: [u16; 8] = [443, 443, 443, 443, 80, 53, 22, 25];
-    let addresses = [(); 2].map(|()| (random.word() as u32).to_le_bytes());
+    let addresses = [(); 2].map(|()| (random.bits() as u32).to_le_bytes());
     let client = 1024 + random.below(65536 - 1024) as u16;
     let service = SERVICES[random.below(SERVICES.len() as u64) as usize];
     let ports = match random.below(2) {
