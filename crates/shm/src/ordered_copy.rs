@@ -67,6 +67,13 @@ pub unsafe fn copy_short_in_order(dst: *mut u8, src: *const u8, len: usize) {
     unsafe { arch::copy_short_in_order(dst, src, len) }
 }
 
+/// Returns whether the bytes are whole, aligned words, and few.
+#[cfg(any(test, target_arch = "x86_64"))]
+#[inline(always)]
+fn are_few_words(dst: *const u8, src: *const u8, len: usize) -> bool {
+    len <= SHORT_MAX && (dst.addr() | len | src.addr()).is_multiple_of(8)
+}
+
 /// Copies `len` bytes to `dst` with non-temporal stores, which bypass the caches. Stores every aligned 8-byte
 /// word with one store, in any order. All bytes are visible before anything stored after the call.
 ///
@@ -177,6 +184,12 @@ mod tests {
         }
         for (dst, src, len) in [(65, 8, 64), (64, 9, 64), (64, 16, 512), (64, 64, 8)] {
             assert!(!is_short(at(dst), at(src), len));
+        }
+        for (dst, src, len) in [(56, 8, 72), (64, 16, 256), (8, 8, 8), (8, 8, 0)] {
+            assert!(are_few_words(at(dst), at(src), len));
+        }
+        for (dst, src, len) in [(57, 8, 72), (56, 9, 72), (56, 8, 71), (8, 8, 264)] {
+            assert!(!are_few_words(at(dst), at(src), len));
         }
     }
 

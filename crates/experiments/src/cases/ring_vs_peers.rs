@@ -319,6 +319,12 @@ fn metrics(t: &mut Table<Arm>) {
     }
     t.metric("ring64_default_latency_p50_ns", value(latency(RING)));
     t.metric("half_c2c_ns", value(latency(CacheLine)));
+    for (key, arm) in [
+        ("one_way_64b_net_ns", RING),
+        ("one_way_64b_net_latency_mode_ns", MODE),
+    ] {
+        t.metric(key, value(latency(arm)) - value(latency(CacheLine)));
+    }
     for (name, quantity) in [("p50", P50), ("p99", P99), ("p999", P999)] {
         let key = format!("latency64_{name}_ns");
         t.metric(key, Expr::At(latency(MODE), quantity));

@@ -31,6 +31,9 @@ pub(super) unsafe fn copy_in_order(dst: *mut u8, src: *const u8, len: usize) {
     if super::is_short(dst, src, len) {
         // SAFETY: the caller's contract is the same.
         unsafe { copy_short_in_order(dst, src, len) };
+    } else if super::are_few_words(dst, src, len) {
+        // SAFETY: the caller's contract is the same.
+        unsafe { copy_few_words(dst, src, len) };
     } else {
         // SAFETY: the caller's contract is the same.
         unsafe { copy_in_order_any(dst, src, len) };
@@ -43,6 +46,35 @@ pub(super) unsafe fn copy_in_order(dst: *mut u8, src: *const u8, len: usize) {
 pub(super) unsafe fn copy_short_in_order(dst: *mut u8, src: *const u8, len: usize) {
     // SAFETY: by the caller's contract; alignment and length are those of short bytes.
     unsafe { copy_blocks_of_16(dst, src, len, load_words) };
+}
+
+/// Copies blocks of two words, a word before them if the destination begins in the middle of a block, and a word behind them.
+///
+/// # Safety
+/// As [`copy_in_order`](super::copy_in_order), for [few words](super::are_few_words).
+#[inline(never)]
+unsafe fn copy_few_words(dst: *mut u8, src: *const u8, len: usize) {
+    let word = |at: usize| {
+        // SAFETY: the words are within `len`, and both addresses are multiples of 8.
+        unsafe {
+            let from = src.add(at).cast::<u64>();
+            dst.add(at)
+                .cast::<u64>()
+                .write_volatile(from.read_volatile());
+        }
+    };
+    let mut at = 0;
+    if !dst.addr().is_multiple_of(16) && len > 0 {
+        word(0);
+        at = 8;
+    }
+    let blocks = (len - at) & !15;
+    // SAFETY: the blocks are within `len`, and begin at a multiple of 16.
+    unsafe { copy_blocks_of_16(dst.add(at), src.add(at), blocks, load_words) };
+    at += blocks;
+    if at < len {
+        word(at);
+    }
 }
 
 /// Loads a block as two words. A message is often written one word at a time just before it is sent. A load
