@@ -32,6 +32,7 @@ const UNSAFE: &[&str] = &[
     "crates/verbs-abi/src/extended.rs",
     "crates/libibverbs/src/calls/",
     "crates/libibverbs/src/objects.rs",
+    "crates/libibverbs/src/registration.rs",
     "crates/libibverbs/src/shared_memory.rs",
     "crates/libibverbs/src/symbols.rs",
     "crates/libibverbs/src/system.rs",

@@ -17,6 +17,7 @@
 //! | `completions` | conversion of completions: pure |
 //! | `rates`, `text` | rates and descriptions of numbers, as tables |
 //! | `errors` | the error number for each error; results of calls; catching of panics |
+//! | `registration` | memory of a program, as a device registers it; unsafe |
 //! | `shared_memory` | replaces a program's pages by shared ones, so that peers reach them without system calls; unsafe |
 //! | `system` | calls of libc; unsafe |
 //!
@@ -42,6 +43,7 @@ mod errors;
 mod faults;
 mod objects;
 mod rates;
+mod registration;
 mod shared_memory;
 mod symbols;
 mod system;

@@ -175,6 +175,20 @@ pub trait ProtectionDomain: Send + Sync {
     /// may be slower to access and guarantee less ([`Region::atomic_aligned_8`]).
     fn register(&self, buffer: &Arc<dyn Buffer>, access: Access) -> Result<Region, ResourceError>;
 
+    /// Registers memory in place of `region`, a region of the same device. Where the device can, the new region has the old one's
+    /// keys. Requests that use the keys meanwhile may fail. An error returns the old region, which stays registered.
+    fn register_again(
+        &self,
+        region: Region,
+        buffer: &Arc<dyn Buffer>,
+        access: Access,
+    ) -> Result<Region, (ResourceError, Region)> {
+        match self.register(buffer, access) {
+            Ok(new) => Ok(new),
+            Err(error) => Err((error, region)),
+        }
+    }
+
     /// Makes a shared receive queue.
     fn create_srq(&self, init: &SrqInit) -> Result<Arc<dyn SharedReceiveQueue>, ResourceError>;
 

@@ -163,6 +163,14 @@ impl<W: Interposer> ProtectionDomain for InterposedPd<W> {
     fn register(&self, buffer: &Arc<dyn Buffer>, access: Access) -> Result<Region, ResourceError> {
         self.inner.register(buffer, access)
     }
+    fn register_again(
+        &self,
+        region: Region,
+        buffer: &Arc<dyn Buffer>,
+        access: Access,
+    ) -> Result<Region, (ResourceError, Region)> {
+        self.inner.register_again(region, buffer, access)
+    }
     fn create_ah(&self, init: &AhInit) -> Result<Arc<dyn AddressHandle>, ResourceError> {
         self.inner.create_ah(init)
     }

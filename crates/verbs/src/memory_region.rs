@@ -1,5 +1,6 @@
 //! Memory that a device can reach: buffers, registered regions, keys, scatter/gather entries.
 
+use std::any::Any;
 use std::fmt;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -142,8 +143,8 @@ pub unsafe trait Buffer: Send + Sync {
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
-    /// Address of the first byte in memory that a device allocated, if this is such memory, mapped at another address. The
-    /// device then registers its own memory under the address [`as_ptr`](Self::as_ptr).
+    /// Address at which the device finds the first byte, if requests name it by another, [`as_ptr`](Self::as_ptr): memory that a
+    /// device allocated and a program has mapped twice, or memory that is registered under addresses of its own (iova).
     fn device_ptr(&self) -> *mut u8 {
         self.as_ptr()
     }
@@ -215,7 +216,7 @@ pub struct Region {
     /// Address of the buffer.
     start: u64,
     // Deregistration must come before the memory is freed, so this field must stay ahead of `buffer`.
-    _registration: Box<dyn Send + Sync>,
+    registration: Box<dyn Any + Send + Sync>,
     buffer: Arc<dyn Buffer>,
 }
 
@@ -226,7 +227,7 @@ impl Region {
         rkey: u32,
         access: Access,
         buffer: Arc<dyn Buffer>,
-        registration: Box<dyn Send + Sync>,
+        registration: Box<dyn Any + Send + Sync>,
     ) -> Self {
         Self {
             lkey,
@@ -234,9 +235,19 @@ impl Region {
             access,
             atomic_aligned_8: true,
             start: buffer.as_ptr() as u64,
-            _registration: registration,
+            registration,
             buffer,
         }
+    }
+
+    /// For providers: returns what deregisters the region when it is dropped.
+    pub fn registration(&self) -> &(dyn Any + Send + Sync) {
+        &*self.registration
+    }
+
+    /// For providers: takes what deregisters the region when it is dropped.
+    pub fn into_registration(self) -> Box<dyn Any + Send + Sync> {
+        self.registration
     }
 
     /// For providers: marks that aligned words of this region are not placed whole, whatever the device

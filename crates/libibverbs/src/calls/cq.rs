@@ -12,8 +12,8 @@ use crate::completions::wc;
 use crate::devices::COMP_VECTORS;
 use crate::errors::{Errno, object, status};
 use crate::objects::{
-    ChannelObject, ContextObject, CqObject, EventCount, Front, PdObject, borrow, count, expose,
-    hold, locked, take_back, zeroed,
+    ChannelObject, ContextObject, CqObject, EventCount, Front, Kept, PdObject, borrow, count,
+    expose, hold, locked, take_back, zeroed,
 };
 
 /// Completions that are taken from the device at a time.
@@ -69,6 +69,7 @@ pub(super) unsafe fn cq_object(
         completion_events: EventCount::default(),
         async_events: EventCount::default(),
         queue,
+        kept: Kept::default(),
         channel,
         pd: parameters.pd,
         context: context.clone(),
@@ -138,7 +139,7 @@ unsafe fn take<const BATCH: usize>(cq: &CqObject, wanted: usize, to: *mut abi::W
     let mut taken = 0;
     while taken < wanted {
         let most = BATCH.min(wanted - taken);
-        let got = match cq.queue.poll(&mut batch[..most]) {
+        let got = match cq.poll(&mut batch[..most]) {
             Ok(got) => got,
             Err(_) if taken > 0 => break,
             Err(_) => return -libc::EIO,

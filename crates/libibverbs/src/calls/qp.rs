@@ -6,7 +6,7 @@ use std::ffi::{c_int, c_void};
 use std::sync::{Arc, Mutex, Once};
 
 use headworks_softnic::check_cross_process_copy;
-use headworks_verbs::{QpCaps, QpInit, QpType};
+use headworks_verbs::{QpCaps, QpInit, QpState, QpType};
 use headworks_verbs_abi as abi;
 
 use super::device::complain;
@@ -226,6 +226,9 @@ pub(crate) unsafe extern "C" fn modify_qp(
         // SAFETY: the struct is the program's, and only the library writes this field.
         unsafe { (*object.front.get()).qp_base.state = qp.state() as c_int };
         done?;
+        if changes.state == Some(QpState::Reset) {
+            object.discard_completions(qp.qpn());
+        }
         record(&mut locked(&object.attr), attr, bits);
         Ok(())
     })
@@ -268,9 +271,10 @@ pub(crate) unsafe extern "C" fn destroy_qp(qp: *mut abi::Qp) -> c_int {
     status(|| {
         // SAFETY: the program passes a queue pair that it does not use again.
         let object = unsafe { take_back::<QpObject>(qp)? };
-        let qpn = locked(&object.qp).qpn().raw();
-        locked(&object.pd.context.qps).remove(&qpn);
+        let qpn = locked(&object.qp).qpn();
+        locked(&object.pd.context.qps).remove(&qpn.raw());
         object.events.wait();
+        object.discard_completions(qpn);
         Ok(())
     })
 }

@@ -56,3 +56,8 @@ fn whole_pages_become_shared_and_hold_their_bytes() {
 fn forks_threads_and_loading_by_name() {
     run("processes");
 }
+
+#[test]
+fn regions_have_addresses_of_their_own_and_keep_their_keys() {
+    run("regions");
+}

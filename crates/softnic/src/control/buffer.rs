@@ -141,88 +141,137 @@ impl Buffers {
     }
 }
 
-/// A deregistered region in quarantine: its row, and its memory.
+/// A deregistered region in quarantine: its row, unless it is in use again, and its memory.
 struct QuarantinedRegion {
-    row: u32,
+    row: Option<u32>,
     rows: Arc<Rows>,
     _buffer: Arc<dyn Buffer>,
 }
 
 impl Quarantined for QuarantinedRegion {
     fn release(self: Box<Self>) {
-        self.rows.give_back(self.row);
+        if let Some(row) = self.row {
+            self.rows.give_back(row);
+        }
     }
 }
 
-/// Registers all of `buffer` in protection domain `pd`. Memory that is not from this context's arena stays
-/// private to the process. Peers reach it by its address.
-pub(crate) fn register(
-    context: &Arc<Context>,
-    buffers: &Buffers,
-    queue_pairs: &Arc<QueuePairs>,
-    pd: u32,
-    buffer: &Arc<dyn Buffer>,
-    access: Access,
-) -> Result<Region, ResourceError> {
-    if !access.is_consistent() {
-        return Err(ResourceError::Access);
-    }
-    let (start, len) = (buffer.as_ptr() as usize, buffer.len());
-    let in_device = buffer.device_ptr() as usize;
-    let ours = buffers.find(in_device, len);
-    let row = context.region_rows.take("memory regions")?;
-    // The low bits are the row's number, the bits above its generation. So a late request under an old key
-    // meets a different generation.
-    let generation = context.region_rows.generation(row);
-    let key = row | generation.wrapping_mul(MAX_REGION as u32);
-    let entry = context.table.region(key);
-    let word = valid(generation, key);
-    let at = match &ours {
-        Some(ours) => {
-            let at = ours.piece.place();
-            let offset = at.offset + (in_device - ours.start());
-            SegmentOffset { offset, ..at }
+/// What a registration is made with.
+pub(crate) struct Registrar<'a> {
+    pub(crate) context: &'a Arc<Context>,
+    pub(crate) buffers: &'a Buffers,
+    pub(crate) queue_pairs: &'a Arc<QueuePairs>,
+    /// Protection domain.
+    pub(crate) pd: u32,
+}
+
+/// A registration anew moves a row's generation by this much, so that its low bits, and so the key, stay the same.
+const SAME_KEY: u32 = ((1u64 << 32) / MAX_REGION as u64) as u32;
+
+impl Registrar<'_> {
+    /// Registers all of `buffer`. Memory that is not from this context's arena stays private to the process. Peers reach it by
+    /// its address.
+    pub(crate) fn register(
+        &self,
+        buffer: &Arc<dyn Buffer>,
+        access: Access,
+    ) -> Result<Region, ResourceError> {
+        if !access.is_consistent() {
+            return Err(ResourceError::Access);
         }
-        None => SegmentOffset {
-            segment: NO_ROW,
-            generation: 0,
-            offset: 0,
-        },
-    };
-    entry.segment.store(at.segment, Ordering::Relaxed);
-    entry
-        .segment_generation
-        .store(at.generation, Ordering::Relaxed);
-    entry.offset.store(at.offset as u64, Ordering::Relaxed);
-    entry.addr.store(start as u64, Ordering::Relaxed);
-    entry.len.store(len as u64, Ordering::Relaxed);
-    entry.access.store(access.bits(), Ordering::Relaxed);
-    entry.pd.store(pd, Ordering::Relaxed);
-    let area = LocalMr {
-        word: KeyWord::new(word),
-        start,
-        mapped: in_device,
-        len,
-        access,
-        pd,
-    };
-    context.local_mrs.enter(key, area);
-    entry.key.store(word, Ordering::Release);
-    let is_shared = ours.is_some();
-    let registration = Box::new(Registration {
-        _release: ContextRelease::of(context),
-        context: context.clone(),
-        queue_pairs: queue_pairs.clone(),
-        key,
-        // Holds the shared allocation itself, whatever type wraps it in `buffer`.
-        buffer: ours.map_or_else(|| buffer.clone(), |ours| ours as Arc<dyn Buffer>),
-    });
-    let region = Region::new(key, key, access, buffer.clone(), registration);
-    Ok(match is_shared {
-        true => region,
-        // The kernel's copy need not store aligned words whole.
-        false => region.without_atomic_aligned_8(),
-    })
+        let row = self.context.region_rows.take("memory regions")?;
+        Ok(self.enter(row, buffer, access))
+    }
+
+    /// Registers all of `buffer` in place of `region`, under the same keys if its row has generations left.
+    pub(crate) fn register_again(
+        &self,
+        region: Region,
+        buffer: &Arc<dyn Buffer>,
+        access: Access,
+    ) -> Result<Region, (ResourceError, Region)> {
+        if !access.is_consistent() {
+            return Err((ResourceError::Access, region));
+        }
+        let row = region.lkey() % MAX_REGION as u32;
+        let rows = &self.context.region_rows;
+        let is_ours = region
+            .registration()
+            .downcast_ref::<Registration>()
+            .is_some_and(|old| Arc::ptr_eq(&old.context, self.context));
+        if !is_ours || rows.advance(row, SAME_KEY).is_none() {
+            return match self.register(buffer, access) {
+                Ok(new) => Ok(new),
+                Err(error) => Err((error, region)),
+            };
+        }
+        if let Ok(mut old) = region.into_registration().downcast::<Registration>() {
+            old.end(None);
+        }
+        Ok(self.enter(row, buffer, access))
+    }
+
+    /// Enters a region in a row that is taken.
+    fn enter(&self, row: u32, buffer: &Arc<dyn Buffer>, access: Access) -> Region {
+        let (context, pd) = (self.context, self.pd);
+        let (start, len) = (buffer.as_ptr() as usize, buffer.len());
+        let in_device = buffer.device_ptr() as usize;
+        let ours = self.buffers.find(in_device, len);
+        // The low bits are the row's number, the bits above its generation. So a late request under an old key
+        // meets a different generation.
+        let generation = context.region_rows.generation(row);
+        let key = row | generation.wrapping_mul(MAX_REGION as u32);
+        let entry = context.table.region(key);
+        let word = valid(generation, key);
+        let at = match &ours {
+            Some(ours) => {
+                let at = ours.piece.place();
+                let offset = at.offset + (in_device - ours.start());
+                SegmentOffset { offset, ..at }
+            }
+            // How far the memory is from the addresses that requests use.
+            None => SegmentOffset {
+                segment: NO_ROW,
+                generation: 0,
+                offset: in_device.wrapping_sub(start),
+            },
+        };
+        entry.segment.store(at.segment, Ordering::Relaxed);
+        entry
+            .segment_generation
+            .store(at.generation, Ordering::Relaxed);
+        entry.offset.store(at.offset as u64, Ordering::Relaxed);
+        entry.addr.store(start as u64, Ordering::Relaxed);
+        entry.len.store(len as u64, Ordering::Relaxed);
+        entry.access.store(access.bits(), Ordering::Relaxed);
+        entry.pd.store(pd, Ordering::Relaxed);
+        let area = LocalMr {
+            word: KeyWord::new(word),
+            start,
+            mapped: in_device,
+            len,
+            access,
+            pd,
+        };
+        context.local_mrs.enter(key, area);
+        entry.key.store(word, Ordering::Release);
+        let is_shared = ours.is_some();
+        let registration = Box::new(Registration {
+            _release: ContextRelease::of(context),
+            context: context.clone(),
+            queue_pairs: self.queue_pairs.clone(),
+            key,
+            is_over: false,
+            // Holds the shared allocation itself, whatever type wraps it in `buffer`.
+            buffer: ours.map_or_else(|| buffer.clone(), |ours| ours as Arc<dyn Buffer>),
+        });
+        let region = Region::new(key, key, access, buffer.clone(), registration);
+        match is_shared {
+            true => region,
+            // The kernel's copy need not store aligned words whole.
+            false => region.without_atomic_aligned_8(),
+        }
+    }
 }
 
 /// A registration, ended when dropped.
@@ -231,12 +280,14 @@ struct Registration {
     queue_pairs: Arc<QueuePairs>,
     key: u32,
     buffer: Arc<dyn Buffer>,
+    is_over: bool,
     _release: ContextRelease,
 }
 
-impl Drop for Registration {
-    fn drop(&mut self) {
-        if self.context.is_foreign() {
+impl Registration {
+    /// Ends the registration. `row` is given back when no initiator can use the memory any more.
+    fn end(&mut self, row: Option<u32>) {
+        if std::mem::replace(&mut self.is_over, true) || self.context.is_foreign() {
             return;
         }
         self.context
@@ -248,16 +299,21 @@ impl Drop for Registration {
         // An initiator that executes now either saw that the key was cleared, or is seen executing below.
         asymmetric_fence::heavy();
         let stopped = self.queue_pairs.wait_for_initiators(&self.context);
-        let row = self.key % MAX_REGION as u32;
-        if stopped.is_empty() {
-            self.context.region_rows.give_back(row);
-        } else {
+        if !stopped.is_empty() {
             let kept = QuarantinedRegion {
                 row,
                 rows: self.context.region_rows.clone(),
                 _buffer: self.buffer.clone(),
             };
             self.context.quarantine.keep(stopped, Box::new(kept));
+        } else if let Some(row) = row {
+            self.context.region_rows.give_back(row);
         }
+    }
+}
+
+impl Drop for Registration {
+    fn drop(&mut self) {
+        self.end(Some(self.key % MAX_REGION as u32));
     }
 }

@@ -10,7 +10,7 @@ use headworks_verbs::{
 };
 
 use crate::control::address_handle::SoftAh;
-use crate::control::buffer::{self, SoftBuffer};
+use crate::control::buffer::{Registrar, SoftBuffer};
 use crate::control::objects::Objects;
 use crate::control::progress_thread;
 use crate::datapath::completion_channel::SoftChannel;
@@ -60,9 +60,16 @@ impl SoftDevice {
         buffer: &Arc<dyn Buffer>,
         access: Access,
     ) -> Result<Region, ResourceError> {
-        let context = self.usable()?;
-        let (buffers, queue_pairs) = (&self.objects.buffers, &self.objects.queue_pairs);
-        buffer::register(context, buffers, queue_pairs, pd, buffer, access)
+        self.registrar(pd)?.register(buffer, access)
+    }
+
+    fn registrar(&self, pd: u32) -> Result<Registrar<'_>, ResourceError> {
+        Ok(Registrar {
+            context: self.usable()?,
+            buffers: &self.objects.buffers,
+            queue_pairs: &self.objects.queue_pairs,
+            pd,
+        })
     }
 
     /// Creates a shared receive queue in protection domain `pd`.
@@ -158,6 +165,18 @@ struct SoftPd {
 impl ProtectionDomain for SoftPd {
     fn register(&self, buffer: &Arc<dyn Buffer>, access: Access) -> Result<Region, ResourceError> {
         self.device.register(self.number, buffer, access)
+    }
+
+    fn register_again(
+        &self,
+        region: Region,
+        buffer: &Arc<dyn Buffer>,
+        access: Access,
+    ) -> Result<Region, (ResourceError, Region)> {
+        match self.device.registrar(self.number) {
+            Ok(registrar) => registrar.register_again(region, buffer, access),
+            Err(error) => Err((error, region)),
+        }
     }
 
     fn create_ah(&self, init: &AhInit) -> Result<Arc<dyn AddressHandle>, ResourceError> {

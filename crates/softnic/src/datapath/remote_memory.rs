@@ -1,5 +1,7 @@
 //! Memory of the peer, mapped in this process or not, and copies to and from it.
 
+use std::sync::atomic::Ordering;
+
 use rustix::io::Errno;
 
 use crate::datapath::copy::{Span, copy_spans, cut};
@@ -12,7 +14,7 @@ use crate::table::rows::MAX_SGE;
 pub(crate) enum RemoteSpan {
     /// Mapped in this process.
     Mapped(Span),
-    /// Mapped only in the peer's process, as part of the region `key`.
+    /// Mapped only in the peer's process, as part of the region `key`. The addresses are those of the region.
     Across { key: u32, stretch: RemoteRange },
 }
 
@@ -68,7 +70,7 @@ pub(crate) fn transfer(
     let until = room.min(*done + budget as u64);
     while *done < until {
         let at = *done;
-        let step = match run(there, at, (until - at) as usize) {
+        let step = match run(peer, there, at, (until - at) as usize) {
             CopyRun::End => break,
             CopyRun::Mapped(span) => {
                 let mut parts = [Span::EMPTY; MAX_SGE];
@@ -78,11 +80,11 @@ pub(crate) fn transfer(
                     Direction::Fetch => copy_spans(&parts[..count], &[span], 0, span.len()),
                 }
             }
-            CopyRun::Across(stretches, key, count, len) => {
+            CopyRun::Across(stretches, (key, first), count, len) => {
                 let mut parts = [Span::EMPTY; MAX_SGE];
                 let parts_count = cut(here, at, len, &mut parts);
                 let moved = across(direction, peer, &parts[..parts_count], &stretches[..count]);
-                moved.map_err(|why| why.of(key, stretches[0]))?
+                moved.map_err(|why| why.of(key, first))?
             }
         };
         if step == 0 {
@@ -106,14 +108,16 @@ fn all_mapped<'a>(list: &[RemoteSpan], out: &'a mut [Span; MAX_SGE]) -> Option<&
 /// A run of memory that one call can copy.
 enum CopyRun {
     Mapped(Span),
-    /// The ranges, the key of the first one's region, the number of ranges, and their bytes together.
-    Across([RemoteRange; MAX_SGE], u32, usize, usize),
+    /// The ranges in the peer's process, the first one's region and its range there, the number of ranges, and their bytes
+    /// together.
+    Across([RemoteRange; MAX_SGE], (u32, RemoteRange), usize, usize),
     End,
 }
 
 /// Returns the run that begins at byte `skip` of `there`, of at most `budget` bytes.
-fn run(there: &[RemoteSpan], mut skip: u64, budget: usize) -> CopyRun {
-    let (mut stretches, mut first, mut count, mut len) = ([RemoteRange::EMPTY; MAX_SGE], 0, 0, 0);
+fn run(peer: &Peer, there: &[RemoteSpan], mut skip: u64, budget: usize) -> CopyRun {
+    let (mut stretches, mut count, mut len) = ([RemoteRange::EMPTY; MAX_SGE], 0, 0);
+    let mut first = (0, RemoteRange::EMPTY);
     for far in there {
         let Some(rest) = (far.len() as u64)
             .checked_sub(skip)
@@ -130,8 +134,13 @@ fn run(there: &[RemoteSpan], mut skip: u64, budget: usize) -> CopyRun {
                 return CopyRun::Mapped(out[0]);
             }
             RemoteSpan::Across { key, stretch } if part > 0 && count < MAX_SGE => {
-                first = if count == 0 { *key } else { first };
                 let addr = stretch.addr.wrapping_add(skip);
+                if count == 0 {
+                    first = (*key, RemoteRange { addr, len: part });
+                }
+                // Regions of private memory store how far it is from the addresses that requests use.
+                let distance = peer.table.held_region(*key).offset.load(Ordering::Relaxed);
+                let addr = addr.wrapping_add(distance);
                 stretches[count] = RemoteRange { addr, len: part };
                 count += 1;
                 len += part;

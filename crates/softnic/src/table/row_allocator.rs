@@ -53,6 +53,15 @@ impl Rows {
         self.lock().generations[row as usize]
     }
 
+    /// Moves a row that is taken `by` generations on, and returns its generation. `None`, and nothing moves, if there are not as
+    /// many left.
+    pub(crate) fn advance(&self, row: u32, by: u32) -> Option<u32> {
+        let mut state = self.lock();
+        let generation = state.generations.get_mut(row as usize)?;
+        *generation = generation.checked_add(by)?;
+        Some(*generation)
+    }
+
     pub(crate) fn give_back(&self, row: u32) {
         let mut state = self.lock();
         if state.generations[row as usize] < u32::MAX {
