@@ -8,6 +8,7 @@ pub(crate) mod cq;
 pub(crate) mod cq_ex;
 pub(crate) mod device;
 pub(crate) mod events;
+pub(crate) mod files;
 pub(crate) mod memory;
 pub(crate) mod pd;
 pub(crate) mod port;

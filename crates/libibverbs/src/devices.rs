@@ -92,6 +92,14 @@ impl VerbsDevice {
         format!("soft:{},silent_deaths=yes", host(self.number))
     }
 
+    /// The port's LID; 0 on Ethernet.
+    pub(crate) fn lid(&self) -> u8 {
+        match self.link {
+            Link::Ethernet => 0,
+            Link::Infiniband => self.number,
+        }
+    }
+
     /// The GUID of the node, in network byte order: the soft host's key.
     pub(crate) fn guid(&self) -> u64 {
         let mut guid = [0; 8];

@@ -16,6 +16,7 @@
 //! | `attributes` | conversion of queue pair attributes: pure |
 //! | `completions` | conversion of completions: pure |
 //! | `rates`, `text` | rates and descriptions of numbers, as tables |
+//! | `system_files` | the files in which programs look for RDMA devices: pure |
 //! | `errors` | the error number for each error; results of calls; catching of panics |
 //! | `registration` | memory of a program, as a device registers it; unsafe |
 //! | `shared_memory` | replaces a program's pages by shared ones, so that peers reach them without system calls; unsafe |
@@ -47,4 +48,5 @@ mod registration;
 mod shared_memory;
 mod symbols;
 mod system;
+mod system_files;
 mod text;

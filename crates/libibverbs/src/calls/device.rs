@@ -12,7 +12,7 @@ use crate::errors::{Errno, object};
 use crate::objects::{DeviceObject, Front, borrow, zeroed};
 
 /// The devices of this process, or one line on what is wrong with their names.
-fn known() -> Result<&'static [DeviceObject], Errno> {
+pub(super) fn known() -> Result<&'static [DeviceObject], Errno> {
     static KNOWN: OnceLock<Result<Vec<DeviceObject>, Errno>> = OnceLock::new();
     let known = KNOWN.get_or_init(|| {
         let value = |name| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned());

@@ -61,3 +61,8 @@ fn forks_threads_and_loading_by_name() {
 fn regions_have_addresses_of_their_own_and_keep_their_keys() {
     run("regions");
 }
+
+#[test]
+fn the_files_of_the_devices_are_found() {
+    run("files");
+}

@@ -1,0 +1,461 @@
+//! Functions of libc that take paths or list directories. They answer for the [system files](crate::system_files) of the devices, and
+//! pass everything else on.
+//!
+//! They replace libc's functions only in a program that `headworks verbs` runs, because the dynamic linker looks first in a library that
+//! it loaded before libc. In a program that loads this library by name nobody calls them.
+#![allow(unsafe_code)]
+
+use std::collections::BTreeMap;
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::os::fd::IntoRawFd;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
+
+use rustix::fs::{MemfdFlags, SeekFrom, memfd_create, seek};
+use rustix::io::write;
+
+use super::device::known;
+use crate::devices::{NAMES, write_text};
+use crate::objects::{locked, zeroed};
+use crate::system::set_errno;
+use crate::system_files::{SystemFile, find, is_ours};
+
+/// A function of libc that this library has under the same name, looked up when it is needed first.
+struct Next {
+    name: &'static CStr,
+    function: AtomicPtr<c_void>,
+}
+
+impl Next {
+    const fn new(name: &'static CStr) -> Self {
+        Self {
+            name,
+            function: AtomicPtr::new(std::ptr::null_mut()),
+        }
+    }
+
+    /// Calls the function. On x86-64 a call of a function with fewer parameters, or with narrower ones, is the same call. Results wider
+    /// than an `int` are pointers.
+    ///
+    /// # Safety
+    ///
+    /// The arguments are those of a call of the function.
+    unsafe fn call(&self, args: [usize; 5]) -> usize {
+        type Function = unsafe extern "C" fn(usize, usize, usize, usize, usize) -> usize;
+        let mut function = self.function.load(Ordering::Relaxed);
+        if function.is_null() {
+            // SAFETY: the name ends with a zero.
+            function = unsafe { libc::dlsym(libc::RTLD_NEXT, self.name.as_ptr()) };
+            self.function.store(function, Ordering::Relaxed);
+        }
+        if function.is_null() {
+            set_errno(libc::ENOSYS);
+            return usize::MAX;
+        }
+        // SAFETY: the function of this name takes these arguments, by the caller's contract.
+        unsafe {
+            let function: Function = std::mem::transmute::<*mut c_void, Function>(function);
+            function(args[0], args[1], args[2], args[3], args[4])
+        }
+    }
+}
+
+/// Returns the system file at `path`. The outer `None`: the path is not one of this library's; the inner one: there is no such file.
+///
+/// # Safety
+///
+/// `path` is null or ends with a zero.
+unsafe fn system_file(path: *const c_char) -> Option<Option<SystemFile>> {
+    if path.is_null() {
+        return None;
+    }
+    // SAFETY: the caller says so.
+    let path = unsafe { CStr::from_ptr(path) };
+    if !is_ours(path.to_bytes()) {
+        return None;
+    }
+    // Without the launcher the program did not ask for this library's devices only.
+    std::env::var_os(NAMES)?;
+    let devices = known().unwrap_or_default();
+    let about: Vec<_> = devices.iter().map(|device| &device.about).collect();
+    Some(path.to_str().ok().and_then(|path| find(&about, path)))
+}
+
+/// Fails with an error number, as functions do that return an `int` or a null pointer.
+fn fail(number: c_int, result: isize) -> usize {
+    set_errno(number);
+    result as usize
+}
+
+/// A descriptor from which the text is read.
+fn text_file(text: &str) -> Result<c_int, c_int> {
+    let file = memfd_create("sysfs", MemfdFlags::CLOEXEC).map_err(|error| error.raw_os_error())?;
+    let mut rest = text.as_bytes();
+    while !rest.is_empty() {
+        let count = write(&file, rest).map_err(|error| error.raw_os_error())?;
+        rest = &rest[count..];
+    }
+    seek(&file, SeekFrom::Start(0)).map_err(|error| error.raw_os_error())?;
+    Ok(file.into_raw_fd())
+}
+
+/// A file of the kernel that is like the system file: for what programs ask about its kind and rights.
+fn like(file: &SystemFile) -> &'static CStr {
+    match file {
+        SystemFile::Directory(_) => c"/sys/class",
+        SystemFile::Text(_) => c"/proc/version",
+        SystemFile::Device => c"/dev/null",
+    }
+}
+
+/// Opens a file for reading.
+///
+/// # Safety
+///
+/// As [`Next::call`], with the path at index `at` and the flags behind it.
+unsafe fn open_file(next: &Next, mut args: [usize; 5], at: usize) -> usize {
+    // SAFETY: the program passes a path.
+    let Some(file) = (unsafe { system_file(args[at] as *const c_char) }) else {
+        // SAFETY: as this function.
+        return unsafe { next.call(args) };
+    };
+    let is_read = args[at + 1] as c_int & libc::O_ACCMODE == libc::O_RDONLY;
+    match file {
+        None => fail(libc::ENOENT, -1),
+        Some(SystemFile::Text(text)) if is_read => match text_file(&text) {
+            Ok(file) => file as usize,
+            Err(number) => fail(number, -1),
+        },
+        Some(SystemFile::Text(_)) => fail(libc::EACCES, -1),
+        Some(file) => {
+            args[at] = like(&file).as_ptr() as usize;
+            // SAFETY: as this function; the path is another.
+            unsafe { next.call(args) }
+        }
+    }
+}
+
+/// Asks about a file.
+///
+/// # Safety
+///
+/// As [`Next::call`], with the path at index `at`.
+unsafe fn ask(next: &Next, mut args: [usize; 5], at: usize) -> usize {
+    // SAFETY: the program passes a path.
+    match unsafe { system_file(args[at] as *const c_char) } {
+        Some(None) => return fail(libc::ENOENT, -1),
+        Some(Some(file)) => args[at] = like(&file).as_ptr() as usize,
+        None => {}
+    }
+    // SAFETY: as this function; the path may be another.
+    unsafe { next.call(args) }
+}
+
+/// Opens a file as a stream.
+///
+/// # Safety
+///
+/// As [`open_file`], with the mode behind the path.
+unsafe fn open_stream(next: &Next, args: [usize; 5], at: usize) -> usize {
+    let [path, mode] = [args[at], args[at + 1]].map(|text| text as *const c_char);
+    // SAFETY: the program passes a path and a mode.
+    unsafe {
+        match system_file(path) {
+            None => next.call(args),
+            Some(Some(SystemFile::Text(text))) if *mode == b'r' as c_char => {
+                match text_file(&text) {
+                    Ok(file) => libc::fdopen(file, mode) as usize,
+                    Err(number) => fail(number, 0),
+                }
+            }
+            Some(None) => fail(libc::ENOENT, 0),
+            Some(Some(_)) => fail(libc::EACCES, 0),
+        }
+    }
+}
+
+/// Reads a link. No system file is one.
+///
+/// # Safety
+///
+/// As [`ask`].
+unsafe fn read_link(next: &Next, args: [usize; 5], at: usize) -> usize {
+    // SAFETY: the program passes a path.
+    match unsafe { system_file(args[at] as *const c_char) } {
+        // SAFETY: as this function.
+        None => unsafe { next.call(args) },
+        Some(None) => fail(libc::ENOENT, -1),
+        Some(Some(_)) => fail(libc::EINVAL, -1),
+    }
+}
+
+/// Asks for extended attributes, which no system file has.
+///
+/// # Safety
+///
+/// As [`ask`].
+unsafe fn ask_attributes(next: &Next, args: [usize; 5], at: usize) -> usize {
+    // SAFETY: the program passes a path.
+    match unsafe { system_file(args[at] as *const c_char) } {
+        // SAFETY: as this function.
+        None => unsafe { next.call(args) },
+        Some(None) => fail(libc::ENOENT, -1),
+        Some(Some(_)) => fail(libc::ENOTSUP, -1),
+    }
+}
+
+/// Resolves a path. That of a system file is its own, because none is a link.
+///
+/// # Safety
+///
+/// As [`ask`], with null or room for a path behind the path.
+unsafe fn resolve(next: &Next, args: [usize; 5], at: usize) -> usize {
+    let path = args[at] as *const c_char;
+    // SAFETY: the program passes a path, and null or room for one.
+    unsafe {
+        match (system_file(path), args[at + 1] as *mut c_char) {
+            (None, _) => next.call(args),
+            (Some(None), _) => fail(libc::ENOENT, 0),
+            (Some(Some(_)), to) if to.is_null() => libc::strdup(path) as usize,
+            (Some(Some(_)), to) => libc::strcpy(to, path) as usize,
+        }
+    }
+}
+
+/// A directory that a program reads.
+struct Listing {
+    names: Vec<String>,
+    /// Index of the name that is read next.
+    at: usize,
+    entry: libc::dirent64,
+}
+
+/// The directories that the program has open, by the pointers that it holds.
+static LISTINGS: Mutex<BTreeMap<usize, Box<Listing>>> = Mutex::new(BTreeMap::new());
+
+/// Whether there are any. Looked at without the lock, because another thread may have held that when a process forked.
+fn has_listings() -> bool {
+    HAS_LISTINGS.load(Ordering::Acquire)
+}
+
+static HAS_LISTINGS: AtomicBool = AtomicBool::new(false);
+
+/// Runs `body` on a directory of this library's. `None` if the pointer is libc's.
+fn with_listing<T>(directory: usize, body: impl FnOnce(&mut Listing) -> T) -> Option<T> {
+    match has_listings() {
+        true => locked(&LISTINGS)
+            .get_mut(&directory)
+            .map(|listing| body(listing)),
+        false => None,
+    }
+}
+
+/// An entry of a directory.
+fn entry(name: &str, number: usize) -> libc::dirent64 {
+    // SAFETY: the struct has numbers only.
+    let mut entry: libc::dirent64 = unsafe { zeroed() };
+    entry.d_ino = number as u64 + 1;
+    entry.d_off = number as i64 + 1;
+    entry.d_reclen = size_of::<libc::dirent64>() as u16;
+    entry.d_type = libc::DT_UNKNOWN;
+    write_text(&mut entry.d_name, name);
+    entry
+}
+
+/// Opens a directory.
+///
+/// # Safety
+///
+/// As [`ask`].
+unsafe fn open_directory(next: &Next, args: [usize; 5], at: usize) -> usize {
+    // SAFETY: the program passes a path.
+    match unsafe { system_file(args[at] as *const c_char) } {
+        // SAFETY: as this function.
+        None => unsafe { next.call(args) },
+        Some(None) => fail(libc::ENOENT, 0),
+        Some(Some(SystemFile::Directory(names))) => {
+            let names = [".", ".."].map(str::to_owned).into_iter().chain(names);
+            let listing = Box::new(Listing {
+                names: names.collect(),
+                at: 0,
+                entry: entry("", 0),
+            });
+            let key = &raw const *listing as usize;
+            locked(&LISTINGS).insert(key, listing);
+            HAS_LISTINGS.store(true, Ordering::Release);
+            key
+        }
+        Some(Some(_)) => fail(libc::ENOTDIR, 0),
+    }
+}
+
+/// Reads the next entry of a directory; null behind the last.
+///
+/// # Safety
+///
+/// As [`Next::call`], with an open directory.
+unsafe fn read_directory(next: &Next, args: [usize; 5], at: usize) -> usize {
+    let read = |listing: &mut Listing| {
+        let Some(name) = listing.names.get(listing.at) else {
+            return 0;
+        };
+        listing.entry = entry(name, listing.at);
+        listing.at += 1;
+        &raw mut listing.entry as usize
+    };
+    // SAFETY: as this function.
+    with_listing(args[at], read).unwrap_or_else(|| unsafe { next.call(args) })
+}
+
+/// Begins a directory anew.
+///
+/// # Safety
+///
+/// As [`read_directory`].
+unsafe fn rewind_directory(next: &Next, args: [usize; 5], at: usize) -> usize {
+    let rewind = |listing: &mut Listing| {
+        listing.at = 0;
+        0
+    };
+    // SAFETY: as this function.
+    with_listing(args[at], rewind).unwrap_or_else(|| unsafe { next.call(args) })
+}
+
+/// Closes a directory.
+///
+/// # Safety
+///
+/// As [`read_directory`].
+unsafe fn close_directory(next: &Next, args: [usize; 5], at: usize) -> usize {
+    let closed = has_listings()
+        .then(|| locked(&LISTINGS).remove(&args[at]))
+        .flatten();
+    match closed {
+        Some(_) => 0,
+        // SAFETY: as this function.
+        None => unsafe { next.call(args) },
+    }
+}
+
+/// Returns the descriptor of a directory. One of system files has none.
+///
+/// # Safety
+///
+/// As [`read_directory`].
+unsafe fn directory_descriptor(next: &Next, args: [usize; 5], at: usize) -> usize {
+    match with_listing(args[at], |_| ()) {
+        Some(()) => fail(libc::ENOTSUP, -1),
+        // SAFETY: as this function.
+        None => unsafe { next.call(args) },
+    }
+}
+
+/// Lists a directory: `scandir(path, list, filter, order)`.
+///
+/// # Safety
+///
+/// As [`Next::call`], with the path at index `at`.
+unsafe fn scan_directory(next: &Next, args: [usize; 5], at: usize) -> usize {
+    type Filter = unsafe extern "C" fn(*const libc::dirent64) -> c_int;
+    type Order = unsafe extern "C" fn(*const c_void, *const c_void) -> c_int;
+    // SAFETY: the program passes a path, room for a pointer, and two functions or null. The entries are allocated as it frees them.
+    unsafe {
+        let names = match system_file(args[at] as *const c_char) {
+            None => return next.call(args),
+            Some(Some(SystemFile::Directory(names))) => names,
+            Some(None) => return fail(libc::ENOENT, -1),
+            Some(Some(_)) => return fail(libc::ENOTDIR, -1),
+        };
+        let filter = std::mem::transmute::<usize, Option<Filter>>(args[at + 2]);
+        let order = std::mem::transmute::<usize, Option<Order>>(args[at + 3]);
+        let entries = names.iter().zip(0..).map(|(name, at)| entry(name, at));
+        let entries: Vec<_> = entries
+            .filter(|entry| filter.is_none_or(|filter| filter(entry) != 0))
+            .collect();
+        let list = libc::calloc(entries.len().max(1), size_of::<*mut libc::dirent64>());
+        let list = list.cast::<*mut libc::dirent64>();
+        if list.is_null() {
+            return fail(libc::ENOMEM, -1);
+        }
+        for (at, entry) in entries.iter().enumerate() {
+            let copy = libc::malloc(size_of::<libc::dirent64>()).cast::<libc::dirent64>();
+            if copy.is_null() {
+                for made in 0..at {
+                    libc::free((*list.add(made)).cast());
+                }
+                libc::free(list.cast());
+                return fail(libc::ENOMEM, -1);
+            }
+            copy.write(*entry);
+            list.add(at).write(copy);
+        }
+        if let Some(order) = order {
+            let size = size_of::<*mut libc::dirent64>();
+            libc::qsort(list.cast(), entries.len(), size, Some(order));
+        }
+        *(args[at + 1] as *mut *mut *mut libc::dirent64) = list;
+        entries.len()
+    }
+}
+
+/// Makes a socket. The kernel's interface to RDMA devices (netlink) knows real devices only, so the program gets none of it.
+///
+/// # Safety
+///
+/// As [`Next::call`].
+unsafe fn make_socket(next: &Next, args: [usize; 5], at: usize) -> usize {
+    let [family, _, protocol] = [args[at], args[at + 1], args[at + 2]].map(|arg| arg as c_int);
+    let is_rdma = family == libc::AF_NETLINK && protocol == libc::NETLINK_RDMA;
+    match is_rdma && std::env::var_os(NAMES).is_some() {
+        true => fail(libc::EPROTONOSUPPORT, -1),
+        // SAFETY: as this function.
+        false => unsafe { next.call(args) },
+    }
+}
+
+/// Exports functions that pass their arguments to `$how`, with the index of the path, the directory or the first argument.
+macro_rules! interpose {
+    ($($how:ident $at:literal { $($name:ident)* })*) => {
+        $($(
+            #[cfg_attr(all(target_arch = "x86_64", not(test)), unsafe(no_mangle))]
+            pub(crate) unsafe extern "C" fn $name(
+                a: usize,
+                b: usize,
+                c: usize,
+                d: usize,
+                e: usize,
+            ) -> usize {
+                const NAME: &CStr =
+                    match CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()) {
+                        Ok(name) => name,
+                        Err(_) => c"",
+                    };
+                static NEXT: Next = Next::new(NAME);
+                // SAFETY: the program passes the arguments of the function.
+                unsafe { $how(&NEXT, [a, b, c, d, e], $at) }
+            }
+            // Unit tests export nothing.
+            const _: *const () = $name as *const ();
+        )*)*
+    };
+}
+
+interpose! {
+    open_file 0 { open open64 __open_2 __open64_2 }
+    open_file 1 { openat openat64 __openat_2 __openat64_2 }
+    open_stream 0 { fopen fopen64 }
+    ask 0 { access euidaccess eaccess stat stat64 lstat lstat64 }
+    ask 1 { faccessat fstatat fstatat64 statx __xstat __xstat64 __lxstat __lxstat64 }
+    ask 2 { __fxstatat __fxstatat64 }
+    read_link 0 { readlink }
+    read_link 1 { readlinkat }
+    ask_attributes 0 { getxattr lgetxattr listxattr llistxattr }
+    resolve 0 { realpath __realpath_chk }
+    open_directory 0 { opendir }
+    read_directory 0 { readdir readdir64 }
+    rewind_directory 0 { rewinddir }
+    close_directory 0 { closedir }
+    directory_descriptor 0 { dirfd }
+    scan_directory 0 { scandir scandir64 }
+    make_socket 0 { socket }
+}
