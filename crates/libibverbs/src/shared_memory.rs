@@ -9,6 +9,8 @@
 //!
 //! - A region that does not consist of whole pages, or whose pages are of another kind, stays private: peers reach it by system calls.
 //!   A page that the region shares with other data is never replaced, because other threads may write that data meanwhile.
+//! - A large block of glibc's malloc has pages of its own, because malloc maps it by itself. A region in such a block that begins where the
+//!   block does is shared with all pages of the block.
 //! - The pages are private again when the last region in them is deregistered. So freed memory behaves as before.
 //! - What other threads or peers write to the pages during the first registration or the last deregistration may be lost.
 //! - The program keeps the memory mapped while it is registered, as the interface demands. If it does not, peers still reach the device's
@@ -94,9 +96,15 @@ pub(crate) fn share(
     if let Some(found) = take(&mut pages, name, (start, end)) {
         return Some(found);
     }
-    if !start.is_multiple_of(PAGE) || !len.is_multiple_of(PAGE) || !maps.is_ordinary(start, end) {
+    let is_whole = start.is_multiple_of(PAGE) && len.is_multiple_of(PAGE);
+    let (first, last) = match is_whole {
+        true => (start, end),
+        false => malloc_pages(maps, start, end)?,
+    };
+    if !maps.is_ordinary(first, last) {
         return None;
     }
+    let len = last - first;
     let memory = device
         .alloc(&AllocRequest {
             align: PAGE,
@@ -105,7 +113,7 @@ pub(crate) fn share(
             ..AllocRequest::of(len)
         })
         .ok()?;
-    let inode = replace(&*memory, start, len)?;
+    let inode = replace(&*memory, first, len)?;
     prepare_for_fork();
     let made = SharedPages {
         len,
@@ -114,8 +122,33 @@ pub(crate) fn share(
         device: name,
         regions: 0,
     };
-    pages.insert(start, made);
+    pages.insert(first, made);
     take(&mut pages, name, (start, end))
+}
+
+/// Returns the pages of the malloc block that begins at `start`, if it is one that glibc mapped by itself and that ends at `end` or
+/// later. Two words before the block say so: how far the mapping begins before them, and the rest of its length with a mark.
+fn malloc_pages(maps: &Mappings, start: usize, end: usize) -> Option<(usize, usize)> {
+    const WORDS: usize = 2 * size_of::<usize>();
+    const IS_MAPPED: usize = 2;
+    const FLAGS: usize = 7;
+    let words = start.checked_sub(WORDS)?;
+    if !words.is_multiple_of(WORDS) || !maps.is_ordinary(words, end) {
+        return None;
+    }
+    // SAFETY: the mapping was just checked: both words are readable and aligned. They are words of malloc's, or the program's own data.
+    let (before, size) = unsafe {
+        let words = words as *const usize;
+        (words.read_volatile(), words.add(1).read_volatile())
+    };
+    let first = words.checked_sub(before)?;
+    let last = words.checked_add(size & !FLAGS)?;
+    let is_block = size & FLAGS == IS_MAPPED
+        && first.is_multiple_of(PAGE)
+        && last.is_multiple_of(PAGE)
+        && before < last - first
+        && end <= last;
+    (is_block && maps.is_ordinary(first, last)).then_some((first, last))
 }
 
 /// Ends the use of memory that [`share`] returned. The device accesses it no longer.

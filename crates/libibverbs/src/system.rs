@@ -49,6 +49,20 @@ pub(crate) fn without_signals<T>(body: impl FnOnce() -> T) -> T {
     body()
 }
 
+/// Has glibc's malloc map each block of 128 KiB and more by itself, as it does until the first of them is freed: such a block can be
+/// shared. A program that sets malloc's threshold itself keeps it.
+pub(crate) fn keep_large_blocks_apart() {
+    const BYTES: c_int = 128 << 10;
+    let is_set = |name| std::env::var_os(name).is_some();
+    if !is_set("MALLOC_MMAP_THRESHOLD_") && !is_set("GLIBC_TUNABLES") {
+        #[cfg(target_env = "gnu")]
+        // SAFETY: the call only sets a number.
+        unsafe {
+            libc::mallopt(libc::M_MMAP_THRESHOLD, BYTES)
+        };
+    }
+}
+
 /// Has the process call `function` when it exits by itself, or unloads this library.
 pub(crate) fn at_exit(function: extern "C" fn()) {
     // SAFETY: the function is part of this library, and the handler is registered for it. A failure means that there is no memory for it.

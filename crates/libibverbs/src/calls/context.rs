@@ -15,7 +15,9 @@ use crate::devices::{COMP_VECTORS, describe, describe_extended};
 use crate::errors::{Errno, object, status};
 use crate::faults;
 use crate::objects::{ContextObject, DeviceObject, borrow, expose, zeroed};
-use crate::system::{ProgramFd, allow_copies_by_peers, at_exit, without_signals};
+use crate::system::{
+    ProgramFd, allow_copies_by_peers, at_exit, keep_large_blocks_apart, without_signals,
+};
 
 /// The value of `abi_compat` that tells programs to look for the larger struct around the context.
 const HAS_EXTENSIONS: *mut c_void = usize::MAX as *mut c_void;
@@ -72,6 +74,7 @@ pub(crate) unsafe extern "C" fn open_device(device: *mut abi::Device) -> *mut ab
             report_faults_at_exit();
         }
         allow_copies_by_peers();
+        keep_large_blocks_apart();
         let events = ProgramFd::of(soft.async_fd())?;
         let mut verbs = functions();
         let context = &mut verbs.context;

@@ -53,7 +53,7 @@ static void other_process(int from_parent, int to_parent) {
   struct ibv_cq *cq = ibv_create_cq(context, 16, NULL, NULL, 0);
   struct ibv_qp_init_attr init = qp_of(cq);
   struct ibv_qp *qp = ibv_create_qp(pd, &init);
-  /* Not of whole pages: it stays private. */
+  /* Not of whole pages, and not the beginning of a block: it stays private. */
   unsigned char *own = malloc(LEN + 8);
   struct ibv_mr *mr = ibv_reg_mr(pd, own + 8, LEN, ALL);
   CHECK(pd && cq && qp && mr && !is_shared(own + 8));
@@ -146,6 +146,40 @@ int main(void) {
   mr = ibv_reg_mr(pd, memory, LEN, ALL);
   CHECK(mr && is_shared(memory) && holds(memory, 4) && !ibv_dereg_mr(mr));
   CHECK(!munmap(memory, LEN));
+
+  /* Large blocks of malloc have pages of their own. What malloc keeps before a block stays as it is. */
+  for (int kind = 0; kind < 3; kind++) {
+    int blocks_len = LEN + 64;
+    memory = kind == 0   ? malloc(blocks_len)
+             : kind == 1 ? calloc(1, blocks_len)
+                         : aligned_alloc(64, blocks_len);
+    CHECK(memory && (uintptr_t)memory % PAGE);
+    fill(memory, 5);
+    /* Not all of the block, and a part of it later. */
+    mr = ibv_reg_mr(pd, memory, LEN, ALL);
+    CHECK(mr && is_shared(memory) && is_shared(memory + LEN - 1));
+    part = ibv_reg_mr(pd, memory + 1, 10, ALL);
+    CHECK(part && !ibv_dereg_mr(mr) && is_shared(memory));
+    CHECK(!ibv_dereg_mr(part) && !is_shared(memory) && holds(memory, 5));
+    memory = realloc(memory, 4 * LEN);
+    CHECK(memory && holds(memory, 5));
+    /* A region that begins inside the block stays private. */
+    mr = ibv_reg_mr(pd, memory + 1, LEN, ALL);
+    CHECK(mr && !is_shared(memory + PAGE) && !ibv_dereg_mr(mr));
+    free(memory);
+  }
+  /* A small block lies beside others. */
+  memory = malloc(1000);
+  mr = ibv_reg_mr(pd, memory, 1000, ALL);
+  CHECK(mr && !is_shared(memory) && !ibv_dereg_mr(mr));
+  free(memory);
+  /* Data that looks like the words before a block. */
+  memory = mmap(NULL, 4 * PAGE, PROT_READ | PROT_WRITE,
+                MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  ((size_t *)memory)[1] = 400 * PAGE | 2;
+  mr = ibv_reg_mr(pd, memory + 16, PAGE, ALL);
+  CHECK(mr && !is_shared(memory) && !ibv_dereg_mr(mr));
+  CHECK(!munmap(memory, 4 * PAGE));
 
   /* Memory that may only be read, and memory that is shared already, stay as they are. */
   memory = mmap(NULL, LEN, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
