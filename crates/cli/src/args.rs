@@ -232,7 +232,7 @@ pub(crate) struct RunExperiments {
     /// weir-fig2 to weir-fig11a, service-scaling, raas-fig2, raas-fig7, patterns-fig6 to patterns-table2,
     /// sim-speed. These need sim:cx4lx-2x25g or sim:cx6dx-2x100g: jet-fig1 to jet-fig13, jet-load,
     /// incast-loops, share-pace-pool, mailbox-control-host. These do not run on sim:PRESET: ring-vs-peers,
-    /// ring-fanin, softnic, weir-overhead, service-vs-tcp to service-streams, raas-fig8, raas-fig9,
+    /// ring-fanin, verbs-perftest, softnic, weir-overhead, service-vs-tcp to service-streams, raas-fig8, raas-fig9,
     /// patterns-fig4, jet-residency to jet-qos.
     #[arg(long, value_parser = device)]
     pub(crate) device: Option<DeviceName>,

@@ -12,6 +12,7 @@ pub mod ring_vs_peers;
 pub mod share_pace_pool;
 pub mod sim_speed;
 pub mod softnic;
+pub mod verbs_perftest;
 pub mod weir;
 
 use crate::experiment::Experiment;
@@ -30,6 +31,7 @@ pub fn find(name: &str) -> Option<&'static dyn Experiment> {
 const ALL: &[&dyn Experiment] = &[
     &ring_vs_peers::RING_VS_PEERS,
     &ring_fanin::RING_FANIN,
+    &verbs_perftest::VERBS_PERFTEST,
     &softnic::SOFTNIC,
     &raw_verbs::RAW_VERBS,
     &rb2::figures::FIG3,

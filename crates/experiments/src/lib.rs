@@ -44,6 +44,6 @@ pub use headworks_workloads::{
     apps, atomic_file, case_studies, child_programs, collectives, cpu_affinity, fanin, huge_pages,
     incast, latency, nic, nic_measurements, patterns, progress_bar, random, residency, seeds,
     service, share_pace_pool, simulated_machine, stats, storage_series, subprocess, testbed,
-    transports, ucx_perftest,
+    transports, ucx_perftest, verbs_perftest,
 };
 pub use runner::run;

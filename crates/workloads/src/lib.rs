@@ -24,7 +24,7 @@
 //! | [`simulated_machine`] | the simulated machine that a device name stands for, and a world of it |
 //! | `virtual_run` | connecting queue pairs within a program, and driving a scenario in virtual time to its end |
 //! | [`usage_samples`] | samples of a simulated machine's counters |
-//! | [`subprocess`], [`ucx_perftest`], [`child_programs`] | other programs, and this one started as another process |
+//! | [`subprocess`], [`ucx_perftest`], [`verbs_perftest`], [`child_programs`] | other programs, and this one started as another process |
 //! | [`latency`], [`stats`] | the histogram and the open-loop schedule; medians and spreads |
 //! | [`random`], [`seeds`] | seeded randomness; the seed of a simulated run |
 //! | [`atomic_file`], [`huge_pages`] | files that are replaced atomically; memory on huge pages |
@@ -68,4 +68,5 @@ pub mod thread_counters;
 pub mod transports;
 pub mod ucx_perftest;
 pub mod usage_samples;
+pub mod verbs_perftest;
 mod virtual_run;

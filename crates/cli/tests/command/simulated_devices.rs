@@ -113,6 +113,7 @@ fn experiments_that_measure_this_machine_refuse_simulated_devices() {
     for name in [
         "ring-vs-peers",
         "ring-fanin",
+        "verbs-perftest",
         "softnic",
         "service-connections",
         "raas-fig8",
