@@ -19,6 +19,16 @@ use crate::objects::{
 /// Completions that are taken from the device at a time.
 const BATCH: usize = 16;
 
+/// Entries that each completion queue has memory for. A program may enlarge a smaller one up to that.
+const ENTRIES_MIN: u32 = 64;
+
+/// The size that a completion queue has when a program asks for `wanted` entries: the next power of two, as RNICs round.
+fn rounded(wanted: u32) -> c_int {
+    let size = wanted.checked_next_power_of_two();
+    size.and_then(|size| c_int::try_from(size).ok())
+        .unwrap_or(c_int::MAX)
+}
+
 /// Parameters of a new completion queue.
 pub(super) struct CqParameters {
     pub(super) cqe: u32,
@@ -50,7 +60,11 @@ pub(super) unsafe fn cq_object(
         false => Some(unsafe { hold(parameters.channel)? }),
     };
     let queue = context.device.create_cq(&CqInit {
-        depth: parameters.cqe,
+        // A queue of no entries is an error of the program's.
+        depth: match parameters.cqe {
+            0 => 0,
+            wanted => wanted.max(ENTRIES_MIN),
+        },
         channel: channel.as_ref().map(|channel| channel.channel.clone()),
         timestamps: parameters.timestamps,
     })?;
@@ -60,7 +74,7 @@ pub(super) unsafe fn cq_object(
     front.cq.channel = parameters.channel;
     front.cq.cq_context = parameters.cq_context;
     front.cq.handle = context.next_handle();
-    front.cq.cqe = c_int::try_from(queue.depth()).unwrap_or(c_int::MAX);
+    front.cq.cqe = rounded(parameters.cqe);
     let id = queue.id().0;
     let cq = Arc::new(CqObject {
         front: Front::new(front),
@@ -100,7 +114,7 @@ pub(crate) unsafe extern "C" fn create_cq(
     })
 }
 
-/// Changes the size of a completion queue, as far as the memory that it has allows. The queue keeps that memory, and so its size.
+/// Changes the size of a completion queue, as far as the memory that it has allows.
 pub(crate) unsafe extern "C" fn resize_cq(cq: *mut abi::Cq, cqe: c_int) -> c_int {
     status(|| {
         // SAFETY: the program passes a completion queue.
@@ -111,10 +125,12 @@ pub(crate) unsafe extern "C" fn resize_cq(cq: *mut abi::Cq, cqe: c_int) -> c_int
         if wanted == 0 || wanted > most || u64::from(wanted) < waiting {
             return Err(Errno::INVALID);
         }
-        match wanted > cq.queue.depth() {
-            true => Err(Errno::UNSUPPORTED),
-            false => Ok(()),
+        if wanted > cq.queue.depth() {
+            return Err(Errno::UNSUPPORTED);
         }
+        // SAFETY: the struct is the program's, and only this call writes the field.
+        unsafe { (*cq.front.get()).cq.cqe = rounded(wanted) };
+        Ok(())
     })
 }
 
