@@ -66,3 +66,8 @@ fn regions_have_addresses_of_their_own_and_keep_their_keys() {
 fn the_files_of_the_devices_are_found() {
     run("files");
 }
+
+#[test]
+fn completions_of_a_reset_queue_pair_are_discarded_and_no_others() {
+    run("reset");
+}
