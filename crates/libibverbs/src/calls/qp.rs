@@ -9,11 +9,10 @@ use headworks_softnic::check_cross_process_copy;
 use headworks_verbs::{QpCaps, QpInit, QpState, QpType};
 use headworks_verbs_abi as abi;
 
-use super::device::complain;
 use super::qp_ex::set_functions;
 use crate::attributes::{modification, record, transport};
 use crate::builder::Builder;
-use crate::errors::{Errno, object, status};
+use crate::errors::{Errno, complain, object, status};
 use crate::objects::{
     CqObject, EventCount, Front, PdObject, QpObject, SrqObject, borrow, expose, hold, locked,
     take_back, zeroed,
@@ -54,13 +53,13 @@ fn caps_of(cap: &abi::QpCap) -> QpCaps {
     }
 }
 
-/// Says once if datagrams of other processes cannot arrive: the program would only see that none does.
+/// Says once if datagrams between processes cannot reach private memory: the program would only see that none arrives.
 fn warn_of_lost_datagrams() {
     static SAID: Once = Once::new();
     if let Err(error) = check_cross_process_copy() {
         SAID.call_once(|| {
             complain(&format!(
-                "datagrams between processes will be lost: process_vm_writev: {error}; allow this system call"
+                "datagrams to memory that is not registered in whole pages will be lost: process_vm_writev: {error}; allow this system call, or register whole pages (posix_memalign)"
             ));
         });
     }
