@@ -6,7 +6,7 @@ use std::ffi::{c_int, c_void};
 use std::sync::{Arc, Mutex, Once};
 
 use headworks_softnic::check_cross_process_copy;
-use headworks_verbs::{QpCaps, QpInit, QpState, QpType};
+use headworks_verbs::{Gid, QpCaps, QpInit, QpState, QpType};
 use headworks_verbs_abi as abi;
 
 use super::qp_ex::set_functions;
@@ -17,6 +17,7 @@ use crate::objects::{
     CqObject, EventCount, Front, PdObject, QpObject, SrqObject, borrow, expose, hold, locked,
     take_back, zeroed,
 };
+use crate::peers::is_connected_with_itself;
 use crate::system::without_signals;
 
 /// Operations of the extended interface that the device has.
@@ -210,6 +211,10 @@ pub(crate) unsafe extern "C" fn qp_to_qp_ex(qp: *mut abi::Qp) -> *mut abi::QpEx 
     }
 }
 
+fn is_own_gid(object: &QpObject, gid: Gid) -> bool {
+    object.pd.about.gids().contains(&gid)
+}
+
 pub(crate) unsafe extern "C" fn modify_qp(
     qp: *mut abi::Qp,
     attr: *mut abi::QpAttr,
@@ -225,6 +230,10 @@ pub(crate) unsafe extern "C" fn modify_qp(
         // SAFETY: the struct is the program's, and only the library writes this field.
         unsafe { (*object.front.get()).qp_base.state = qp.state() as c_int };
         done?;
+        let is_own = changes.dest_qpn == Some(qp.qpn());
+        if is_own && changes.dest_gid.is_some_and(|gid| is_own_gid(object, gid)) {
+            is_connected_with_itself(&object.pd.about.name, qp.qpn().raw());
+        }
         if changes.state == Some(QpState::Reset) {
             object.discard_completions(qp.qpn());
         }
