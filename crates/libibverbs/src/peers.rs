@@ -23,9 +23,9 @@ pub(crate) fn is_connected_with_itself(device: &str, qpn: u32) {
     });
 }
 
-/// Says once that a request failed because its peer is not there. A program that injects faults expects such failures.
+/// Says once that a request failed because its peer did not answer. A program that injects faults expects such failures.
 #[cold]
-pub(crate) fn is_not_there(device: &str, qpn: u32) {
+pub(crate) fn is_silent(device: &str, qpn: u32) {
     static SAID: Once = Once::new();
     if !matches!(faults::of_process(), Ok(None)) {
         return;
@@ -33,7 +33,7 @@ pub(crate) fn is_not_there(device: &str, qpn: u32) {
     SAID.call_once(|| {
         let path = registry_path();
         complain(&format!(
-            "{device}: a request of queue pair {qpn:#08x} failed because its peer is not in {}. The peer has ended, or it runs as another user or with another HEADWORKS_FABRIC",
+            "{device}: a request of queue pair {qpn:#08x} found no peer that answers. The peer's queue pair is in another state, its program has ended, or it runs as another user or with another HEADWORKS_FABRIC; this program's is {}",
             path.display()
         ));
     });

@@ -15,7 +15,7 @@ use crate::objects::{
     ChannelObject, ContextObject, CqObject, EventCount, Front, Kept, PdObject, borrow, count,
     expose, hold, locked, take_back, zeroed,
 };
-use crate::peers::is_not_there;
+use crate::peers::is_silent;
 
 /// Completions that are taken from the device at a time.
 const BATCH: usize = 16;
@@ -149,7 +149,7 @@ unsafe fn take<const BATCH: usize>(cq: &CqObject, wanted: usize, to: *mut abi::W
             // SAFETY: the caller has room for them.
             unsafe { to.add(taken).write(wc(completion)) };
             if completion.status == Status::RetryExceeded {
-                is_not_there(&cq.context.about.name, completion.qpn.raw());
+                is_silent(&cq.context.about.name, completion.qpn.raw());
             }
             taken += 1;
         }

@@ -11,7 +11,7 @@ use super::cq::{CqParameters, cq_object};
 use crate::completions;
 use crate::errors::{Errno, object};
 use crate::objects::{CqObject, PdObject, expose, hold};
-use crate::peers::is_not_there;
+use crate::peers::is_silent;
 
 /// Fields of a completion that a program may ask for.
 const READABLE: u64 = abi::WC_EX_WITH
@@ -109,7 +109,7 @@ unsafe fn take(cq: *mut abi::CqEx) -> c_int {
                 (*cq).wr_id = current.wr_id;
                 (*cq).status = current.status as c_int;
                 if current.status == Status::RetryExceeded {
-                    is_not_there(&object.context.about.name, current.qpn.raw());
+                    is_silent(&object.context.about.name, current.qpn.raw());
                 }
                 0
             }
