@@ -1,6 +1,7 @@
-//! The error number for each error, and the ways in which calls report it.
+//! The error number for each error, the ways in which calls report it, and lines on standard error.
 
 use std::ffi::c_int;
+use std::io::Write as _;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::null_mut;
 
@@ -68,6 +69,11 @@ impl From<OpenError> for Errno {
             _ => Self(libc::ENODEV),
         }
     }
+}
+
+/// Writes a line to standard error. The functions of the interface have no other way to say what is wrong.
+pub(crate) fn complain(line: &str) {
+    let _ = std::io::stderr().write_all(format!("headworks libibverbs: {line}\n").as_bytes());
 }
 
 /// Runs the body of a call; a panic is `EIO`.

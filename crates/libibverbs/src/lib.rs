@@ -15,6 +15,7 @@
 //! | `builder` | requests that a program builds one call at a time |
 //! | `attributes` | conversion of queue pair attributes: pure |
 //! | `completions` | conversion of completions: pure |
+//! | `peers` | lines on peers that are not where a program expects them |
 //! | `rates`, `text` | rates and descriptions of numbers, as tables |
 //! | `system_files` | the files in which programs look for RDMA devices: pure |
 //! | `errors` | the error number for each error; results of calls; catching of panics |
@@ -43,6 +44,7 @@ mod devices;
 mod errors;
 mod faults;
 mod objects;
+mod peers;
 mod rates;
 mod registration;
 mod shared_memory;

@@ -29,6 +29,9 @@ use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError};
 
 use headworks_verbs::{AllocRequest, Buffer, Device, Pages};
+use rustix::process::{Resource, getrlimit};
+
+use crate::errors::complain;
 
 const PAGE: usize = 4096;
 
@@ -113,8 +116,10 @@ pub(crate) fn share(
             ..AllocRequest::of(len)
         })
         .ok()?;
+    if !leaves_descriptors(memory.file()?) {
+        return None;
+    }
     let inode = replace(&*memory, first, len)?;
-    prepare_for_fork();
     let made = SharedPages {
         len,
         inode,
@@ -149,6 +154,24 @@ fn malloc_pages(maps: &Mappings, start: usize, end: usize) -> Option<(usize, usi
         && before < last - first
         && end <= last;
     (is_block && maps.is_ordinary(first, last)).then_some((first, last))
+}
+
+/// Returns whether the program still has a quarter of its descriptors for itself, now that the library has this one. If not, says once what to
+/// change.
+fn leaves_descriptors(newest: BorrowedFd<'_>) -> bool {
+    static SAID: Once = Once::new();
+    let Some(limit) = getrlimit(Resource::Nofile).current else {
+        return true;
+    };
+    let enough = (newest.as_raw_fd() as u64) < limit - limit / 4;
+    if !enough {
+        SAID.call_once(|| {
+            complain(&format!(
+                "further memory stays private, and requests to it are slower: each shared region takes a descriptor, and three quarters of {limit} are in use; raise the limit with ulimit -n, or register fewer and larger regions"
+            ));
+        });
+    }
+    enough
 }
 
 /// Ends the use of memory that [`share`] returned. The device accesses it no longer.
@@ -367,14 +390,17 @@ impl Mapping {
     }
 }
 
-/// Has children of `fork` get private pages.
-fn prepare_for_fork() {
-    static ONCE: Once = Once::new();
-    ONCE.call_once(|| {
-        // SAFETY: the functions are valid as long as the library is loaded, and it is never unloaded once it has started a thread.
-        unsafe { libc::pthread_atfork(Some(before_fork), Some(in_parent), Some(in_child)) };
-    });
+/// Has children of `fork` get private pages. The dynamic linker calls it when it loads the library. Later would be too late: a child that another
+/// thread forks while the list is locked for the first time would find it locked for ever.
+extern "C" fn prepare_for_fork() {
+    // SAFETY: the functions are valid as long as the library is loaded, and it is never unloaded.
+    unsafe { libc::pthread_atfork(Some(before_fork), Some(in_parent), Some(in_child)) };
 }
+
+// SAFETY: the section lists functions that are called when the library is loaded. This one needs nothing that is set up later.
+#[used]
+#[unsafe(link_section = ".init_array")]
+static AT_LOAD: extern "C" fn() = prepare_for_fork;
 
 type ReplacedGuard = MutexGuard<'static, BTreeMap<usize, SharedPages>>;
 

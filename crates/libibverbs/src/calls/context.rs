@@ -10,9 +10,9 @@ use headworks_verbs::{DeviceName, Provider};
 use headworks_verbs_abi as abi;
 use rustix::io::fcntl_dupfd_cloexec;
 
-use super::{cq, cq_ex, device::complain, pd, port, post, qp, srq};
+use super::{cq, cq_ex, pd, port, post, qp, srq};
 use crate::devices::{COMP_VECTORS, describe, describe_extended};
-use crate::errors::{Errno, object, status};
+use crate::errors::{Errno, complain, object, status};
 use crate::faults;
 use crate::objects::{ContextObject, DeviceObject, borrow, expose, zeroed};
 use crate::system::{

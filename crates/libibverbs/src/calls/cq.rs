@@ -5,7 +5,7 @@ use std::cell::UnsafeCell;
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 
-use headworks_verbs::{Completion, CqInit};
+use headworks_verbs::{Completion, CqInit, Status};
 use headworks_verbs_abi as abi;
 
 use crate::completions::wc;
@@ -15,6 +15,7 @@ use crate::objects::{
     ChannelObject, ContextObject, CqObject, EventCount, Front, Kept, PdObject, borrow, count,
     expose, hold, locked, take_back, zeroed,
 };
+use crate::peers::is_silent;
 
 /// Completions that are taken from the device at a time.
 const BATCH: usize = 16;
@@ -163,6 +164,9 @@ unsafe fn take<const BATCH: usize>(cq: &CqObject, wanted: usize, to: *mut abi::W
         for completion in &batch[..got] {
             // SAFETY: the caller has room for them.
             unsafe { to.add(taken).write(wc(completion)) };
+            if completion.status == Status::RetryExceeded {
+                is_silent(&cq.context.about.name, completion.qpn.raw());
+            }
             taken += 1;
         }
         if got < most {

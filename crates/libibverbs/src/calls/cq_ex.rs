@@ -3,7 +3,7 @@
 
 use std::ffi::{c_int, c_void};
 
-use headworks_verbs::Completion;
+use headworks_verbs::{Completion, Status};
 use headworks_verbs_abi as abi;
 use rustix::time::{ClockId, clock_gettime};
 
@@ -11,6 +11,7 @@ use super::cq::{CqParameters, cq_object};
 use crate::completions;
 use crate::errors::{Errno, object};
 use crate::objects::{CqObject, PdObject, expose, hold};
+use crate::peers::is_silent;
 
 /// Fields of a completion that a program may ask for.
 const READABLE: u64 = abi::WC_EX_WITH
@@ -107,6 +108,9 @@ unsafe fn take(cq: *mut abi::CqEx) -> c_int {
             Ok(_) => {
                 (*cq).wr_id = current.wr_id;
                 (*cq).status = current.status as c_int;
+                if current.status == Status::RetryExceeded {
+                    is_silent(&object.context.about.name, current.qpn.raw());
+                }
                 0
             }
             Err(_) => libc::EIO,

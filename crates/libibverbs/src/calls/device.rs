@@ -2,13 +2,12 @@
 #![allow(unsafe_code)]
 
 use std::ffi::{c_char, c_int};
-use std::io::Write;
 use std::sync::OnceLock;
 
 use headworks_verbs_abi as abi;
 
 use crate::devices::{self, LINK, NAMES, VerbsDevice, write_text};
-use crate::errors::{Errno, object};
+use crate::errors::{Errno, complain, object};
 use crate::objects::{DeviceObject, Front, borrow, zeroed};
 
 /// The devices of this process, or one line on what is wrong with their names.
@@ -25,11 +24,6 @@ pub(super) fn known() -> Result<&'static [DeviceObject], Errno> {
         }
     });
     known.as_deref().map_err(|error| *error)
-}
-
-/// Writes a line to standard error. The functions of the interface have no other way to say what is wrong.
-pub(super) fn complain(line: &str) {
-    let _ = std::io::stderr().write_all(format!("headworks libibverbs: {line}\n").as_bytes());
 }
 
 fn device_object(about: VerbsDevice) -> DeviceObject {

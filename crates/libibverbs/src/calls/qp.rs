@@ -6,18 +6,18 @@ use std::ffi::{c_int, c_void};
 use std::sync::{Arc, Mutex, Once};
 
 use headworks_softnic::check_cross_process_copy;
-use headworks_verbs::{QpCaps, QpInit, QpState, QpType};
+use headworks_verbs::{Gid, QpCaps, QpInit, QpState, QpType};
 use headworks_verbs_abi as abi;
 
-use super::device::complain;
 use super::qp_ex::set_functions;
 use crate::attributes::{modification, record, transport};
 use crate::builder::Builder;
-use crate::errors::{Errno, object, status};
+use crate::errors::{Errno, complain, object, status};
 use crate::objects::{
     CqObject, EventCount, Front, PdObject, QpObject, SrqObject, borrow, expose, hold, locked,
     take_back, zeroed,
 };
+use crate::peers::is_connected_with_itself;
 use crate::system::without_signals;
 
 /// Operations of the extended interface that the device has.
@@ -54,13 +54,13 @@ fn caps_of(cap: &abi::QpCap) -> QpCaps {
     }
 }
 
-/// Says once if datagrams of other processes cannot arrive: the program would only see that none does.
+/// Says once if datagrams between processes cannot reach private memory: the program would only see that none arrives.
 fn warn_of_lost_datagrams() {
     static SAID: Once = Once::new();
     if let Err(error) = check_cross_process_copy() {
         SAID.call_once(|| {
             complain(&format!(
-                "datagrams between processes will be lost: process_vm_writev: {error}; allow this system call"
+                "datagrams to memory that is not registered in whole pages will be lost: process_vm_writev: {error}; allow this system call, or register whole pages (posix_memalign)"
             ));
         });
     }
@@ -211,6 +211,10 @@ pub(crate) unsafe extern "C" fn qp_to_qp_ex(qp: *mut abi::Qp) -> *mut abi::QpEx 
     }
 }
 
+fn is_own_gid(object: &QpObject, gid: Gid) -> bool {
+    object.pd.about.gids().contains(&gid)
+}
+
 pub(crate) unsafe extern "C" fn modify_qp(
     qp: *mut abi::Qp,
     attr: *mut abi::QpAttr,
@@ -226,6 +230,10 @@ pub(crate) unsafe extern "C" fn modify_qp(
         // SAFETY: the struct is the program's, and only the library writes this field.
         unsafe { (*object.front.get()).qp_base.state = qp.state() as c_int };
         done?;
+        let is_own = changes.dest_qpn == Some(qp.qpn());
+        if is_own && changes.dest_gid.is_some_and(|gid| is_own_gid(object, gid)) {
+            is_connected_with_itself(&object.pd.about.name, qp.qpn().raw());
+        }
         if changes.state == Some(QpState::Reset) {
             object.discard_completions(qp.qpn());
         }

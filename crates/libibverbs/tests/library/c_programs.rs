@@ -5,13 +5,13 @@ use std::process::Command;
 
 use crate::run::{Fabric, library, text_of, there_is};
 
-/// Compiles and runs a program, which must succeed.
-fn run(name: &str) {
+/// Compiles a program to a file of the fabric, linked with the library if `is_linked`. If that is not possible, prints that the test is
+/// skipped.
+pub(crate) fn compile(fabric: &Fabric, name: &str, is_linked: bool) -> Option<String> {
     if !there_is("cc") || !Path::new("/usr/include/infiniband/verbs.h").exists() {
         println!("skipped: no C compiler, or no infiniband/verbs.h (Debian: libibverbs-dev)");
-        return;
+        return None;
     }
-    let fabric = Fabric::new();
     let program = fabric.file(name);
     let source = Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("tests/c")
@@ -26,10 +26,22 @@ fn run(name: &str) {
         "-O1",
         "-pthread",
     ]);
-    compiler.arg(source).arg("-o").arg(&program).arg(library());
+    compiler.arg(source).arg("-o").arg(&program);
+    match is_linked {
+        true => compiler.arg(library()),
+        false => compiler.arg("-ldl"),
+    };
     text_of(compiler.output().expect("cc runs"));
-    let said = fabric.good(&[program.to_str().expect("a path")]);
-    assert!(said.ends_with("done\n"), "{said}");
+    Some(program.to_str().expect("a path").to_owned())
+}
+
+/// Compiles and runs a program, which must succeed.
+fn run(name: &str) {
+    let fabric = Fabric::new();
+    if let Some(program) = compile(&fabric, name, true) {
+        let said = fabric.good(&[&program]);
+        assert!(said.contains("done\n"), "{said}");
+    }
 }
 
 #[test]

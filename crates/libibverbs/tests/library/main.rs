@@ -5,3 +5,4 @@ mod names;
 mod programs;
 mod pyverbs;
 mod run;
+mod survival;

@@ -7,7 +7,7 @@ use std::process::Command;
 use crate::run::{library, text_of, there_is};
 
 /// Paths of the library on Debian and on Fedora.
-const INSTALLED: [&str; 2] = [
+pub(crate) const INSTALLED: [&str; 2] = [
     "/usr/lib/x86_64-linux-gnu/libibverbs.so.1",
     "/usr/lib64/libibverbs.so.1",
 ];

@@ -11,6 +11,7 @@
 //! | `silent_deaths=yes` | a peer's death fails no queue pair without pending requests, as on an RNIC; only the next request to that peer fails |
 //! | `non_temporal=no` | never writes with stores that bypass the processor's caches; for measurements |
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use headworks_shm::Registry;
@@ -24,6 +25,11 @@ use crate::hostile::options::Options;
 pub use crate::table::addresses::DEFAULT_HOST;
 use crate::table::addresses::{gid_of, host_key, ipv4_gid};
 use crate::table::limits::LIMITS;
+
+/// Returns the path of the registry in which [`SoftProvider::new`] finds peers.
+pub fn registry_path() -> PathBuf {
+    Registry::user_path()
+}
 
 /// The provider of the software RNIC. All soft devices that one user opens with the same registry directory
 /// form one fabric.
