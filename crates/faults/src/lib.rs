@@ -9,8 +9,8 @@
 //! | [`Digest`] | a number that is equal in two runs with the same faults |
 //! | [`FaultSpec`] | a fault as users write it: `rnr=1%`, `wr_flush@qp=3,after=1000` |
 //!
-//! A rule has no state, no clock and no I/O. What it draws depends only on the seed, the event and the rule's place in
-//! the list. So a run is repeated by repeating its seed, and a rule that is added changes nothing that the others draw.
+//! A rule has no state, no clock and no I/O. What it draws depends only on the seed, the event and the rule's rank, which
+//! a rule before or behind it does not change. So a run is repeated by repeating its seed, and a rule that is added changes nothing that the others draw.
 #![forbid(unsafe_code)]
 
 mod digest;

@@ -25,7 +25,7 @@ impl Random {
         Self::of_words(seed, key.iter().copied())
     }
 
-    /// Does the same for a key in parts.
+    /// Makes the stream of the decision that the words of `key` identify.
     pub(crate) fn of_words(seed: u64, key: impl Iterator<Item = u64>) -> Self {
         let first = |seed| Self::new(seed).bits();
         Self::new(key.fold(seed, |seed, word| first(seed ^ first(word))))

@@ -59,6 +59,8 @@ const OPS: [(&str, Opcode); 5] = [
     ("faa", Opcode::FetchAdd),
 ];
 
+/// Most decimals of a percentage.
+const DECIMALS_MAX: u32 = 6;
 /// Largest number in a fault.
 const NUMBER_MAX: u64 = 1_000_000_000;
 
@@ -89,7 +91,9 @@ impl FromStr for Rate {
             }
             let percent = text.strip_suffix('%')?;
             let (whole, decimals) = percent.split_once('.').unwrap_or((percent, ""));
-            if decimals.len() > 6 || (percent.contains('.') && decimals.is_empty()) {
+            if decimals.len() > DECIMALS_MAX as usize
+                || (percent.contains('.') && decimals.is_empty())
+            {
                 return None;
             }
             let scale = 10u64.pow(decimals.len() as u32);
@@ -113,21 +117,20 @@ impl FromStr for Rate {
 
 impl fmt::Display for Rate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match (self.of, self.among) {
-            (1, 1) => f.write_str("100%"),
-            (of, among)
-                if among % 100 == 0 && (among / 100).to_string().trim_end_matches('0') == "1" =>
-            {
-                let decimals = (among / 100).to_string().len() - 1;
-                match decimals {
-                    0 => write!(f, "{of}%"),
-                    _ => {
-                        let scale = among / 100;
-                        write!(f, "{}.{:0decimals$}%", of / scale, of % scale)
-                    }
-                }
+        let Self { of, among } = *self;
+        let scale = among / 100;
+        // Of parts in a power of ten from 100 on, as many decimals as it has zeros more.
+        let decimals = scale
+            .checked_ilog10()
+            .filter(|decimals| *decimals <= DECIMALS_MAX && 100 * 10u64.pow(*decimals) == among);
+        match decimals {
+            _ if *self == Self::ALWAYS => f.write_str("100%"),
+            Some(0) => write!(f, "{of}%"),
+            Some(decimals) => {
+                let width = decimals as usize;
+                write!(f, "{}.{:0width$}%", of / scale, of % scale)
             }
-            (_, among) => write!(f, "1/{among}"),
+            None => write!(f, "1/{among}"),
         }
     }
 }
@@ -273,6 +276,8 @@ mod tests {
             "rnr=1%",
             "loss=0.25%",
             "loss=1/3000",
+            "loss=1/1000000000",
+            "loss=0.000001%",
             "wr_flush@qp=3,after=1000",
             "slow=50%@op=write,after=1,until=9,every=2,bytes=4096,us=500",
         ] {
@@ -345,6 +350,14 @@ mod tests {
     }
 
     proptest! {
+        #[test]
+        fn every_rate_is_written_as_it_is_read(among in 1u64..=NUMBER_MAX, zeros in 0u32..=9) {
+            for among in [among, 10u64.pow(zeros)] {
+                let read = spec(&format!("rnr=1/{among}"));
+                prop_assert_eq!(spec(&read.to_string()), read);
+            }
+        }
+
         #[test]
         fn no_text_panics(text in "[a-z_]{0,4}[=@%/.,0-9a-z]{0,16}|.{0,20}") {
             if let Ok(read) = text.parse::<FaultSpec>() {

@@ -77,7 +77,7 @@ pub(crate) fn complain(line: &str) {
 }
 
 /// Runs the body of a call; a panic is `EIO`.
-fn guarded<T>(body: impl FnOnce() -> Result<T, Errno>) -> Result<T, Errno> {
+pub(crate) fn guarded<T>(body: impl FnOnce() -> Result<T, Errno>) -> Result<T, Errno> {
     catch_unwind(AssertUnwindSafe(body)).unwrap_or(Err(Errno::IO))
 }
 

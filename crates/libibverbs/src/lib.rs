@@ -7,7 +7,7 @@
 //!
 //! | module | what |
 //! |---|---|
-//! | `symbols` | the table of all exported names: version, and the function behind each |
+//! | `symbols` | the table of all names of libibverbs: version, and the function behind each. `calls::files` has those of libc |
 //! | `calls` | the functions that programs call, one module for each kind of object; unsafe: they trust the pointers they are given |
 //! | `objects` | what is behind the C structs that programs hold; conversion of pointers; unsafe |
 //! | `faults` | faults that the devices inject: what the environment asks for |

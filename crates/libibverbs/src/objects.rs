@@ -2,18 +2,18 @@
 #![allow(unsafe_code)]
 
 use std::cell::UnsafeCell;
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::ffi::c_int;
 use std::mem::MaybeUninit;
 use std::ops::Deref;
 use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 
 use headworks_verbs::{
-    AddressHandle, Completion, CompletionChannel, CompletionQueue, Device, PollError,
-    ProtectionDomain, QpCaps, QpType, Qpn, QueuePair, SharedReceiveQueue,
+    AddressHandle, Completion, CompletionChannel, CompletionQueue, Device, ProtectionDomain,
+    QpCaps, QpType, Qpn, QueuePair, SharedReceiveQueue,
 };
 use headworks_verbs_abi as abi;
 
@@ -300,73 +300,23 @@ pub(crate) struct CqObject {
     pub(crate) completion_events: EventCount,
     pub(crate) async_events: EventCount,
     pub(crate) queue: Arc<dyn CompletionQueue>,
-    /// Completions that were taken out of the queue and not polled yet.
-    pub(crate) kept: Kept,
+    /// Number of entries that it has memory for.
+    pub(crate) room: u32,
     pub(crate) channel: Option<Arc<ChannelObject>>,
     /// The parent domain that it was created in, if any.
     pub(crate) pd: Option<Arc<PdObject>>,
     pub(crate) context: Arc<ContextObject>,
 }
 
-/// Completions of a queue that are polled before those in it.
-#[derive(Default)]
-pub(crate) struct Kept {
-    /// Whether the list may have some.
-    has_some: AtomicBool,
-    list: Mutex<VecDeque<Completion>>,
-}
-
-impl CqObject {
-    /// Takes completions. Returns how many.
-    #[inline]
-    pub(crate) fn poll(&self, out: &mut [Completion]) -> Result<usize, PollError> {
-        match self.kept.has_some.load(Ordering::Acquire) {
-            false => self.queue.poll(out),
-            true => self.poll_kept(out),
-        }
-    }
-
-    #[cold]
-    fn poll_kept(&self, out: &mut [Completion]) -> Result<usize, PollError> {
-        let mut kept = locked(&self.kept.list);
-        let count = kept.len().min(out.len());
-        for (to, completion) in out.iter_mut().zip(kept.drain(..count)) {
-            *to = completion;
-        }
-        self.kept
-            .has_some
-            .store(!kept.is_empty(), Ordering::Release);
-        match self.queue.poll(&mut out[count..]) {
-            Err(error) if count == 0 => Err(error),
-            more => Ok(count + more.unwrap_or(0)),
-        }
-    }
-
-    /// Discards the completions that are not polled yet and that `is_gone` selects: those of a queue pair that was reset or destroyed.
-    pub(crate) fn discard(&self, is_gone: impl Fn(&Completion) -> bool) {
-        let mut kept = locked(&self.kept.list);
-        // From now on polls wait for the lock, so that completions stay in order.
-        self.kept.has_some.store(true, Ordering::Release);
-        let mut batch = [Completion::default(); 16];
-        while let Ok(got @ 1..) = self.queue.poll(&mut batch) {
-            kept.extend(&batch[..got]);
-        }
-        kept.retain(|completion| !is_gone(completion));
-        self.kept
-            .has_some
-            .store(!kept.is_empty(), Ordering::Release);
-    }
-}
-
 impl QpObject {
     /// Discards the completions of this queue pair that are not polled yet, as drivers of RNICs do when a queue pair is reset or
     /// destroyed. Receives of a shared receive queue are still completed: their memory is the program's only by the completion.
     pub(crate) fn discard_completions(&self, qpn: Qpn) {
-        self.send_cq
-            .discard(|done| done.qpn == qpn && !done.opcode.is_recv());
+        let send_cq = &self.send_cq.queue;
+        send_cq.discard(&|done| done.qpn == qpn && !done.opcode.is_recv());
         if self.srq.is_none() {
-            self.recv_cq
-                .discard(|done| done.qpn == qpn && done.opcode.is_recv());
+            let recv_cq = &self.recv_cq.queue;
+            recv_cq.discard(&|done| done.qpn == qpn && done.opcode.is_recv());
         }
     }
 }

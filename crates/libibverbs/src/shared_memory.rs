@@ -9,8 +9,8 @@
 //!
 //! - A region that does not consist of whole pages, or whose pages are of another kind, stays private: peers reach it by system calls.
 //!   A page that the region shares with other data is never replaced, because other threads may write that data meanwhile.
-//! - A large block of glibc's malloc has pages of its own, because malloc maps it by itself. A region in such a block that begins where the
-//!   block does is shared with all pages of the block.
+//! - A large block of glibc's malloc has pages of its own, because malloc maps it by itself. A region that is such a block, but for less than
+//!   a page at its end, is shared with all pages of the block.
 //! - The pages are private again when the last region in them is deregistered. So freed memory behaves as before.
 //! - What other threads or peers write to the pages during the first registration or the last deregistration may be lost.
 //! - The program keeps the memory mapped while it is registered, as the interface demands. If it does not, peers still reach the device's
@@ -132,7 +132,7 @@ pub(crate) fn share(
 }
 
 /// Returns the pages of the malloc block that begins at `start`, if it is one that glibc mapped by itself and that ends at `end` or
-/// later. Two words before the block say so: how far the mapping begins before them, and the rest of its length with a mark.
+/// less than a page later. So no page holds data that is not of the region. Two words before the block say so: how far the mapping begins before them, and the rest of its length with a mark.
 fn malloc_pages(maps: &Mappings, start: usize, end: usize) -> Option<(usize, usize)> {
     const WORDS: usize = 2 * size_of::<usize>();
     const IS_MAPPED: usize = 2;
@@ -152,7 +152,8 @@ fn malloc_pages(maps: &Mappings, start: usize, end: usize) -> Option<(usize, usi
         && first.is_multiple_of(PAGE)
         && last.is_multiple_of(PAGE)
         && before < last - first
-        && end <= last;
+        && end <= last
+        && last - end < PAGE;
     (is_block && maps.is_ordinary(first, last)).then_some((first, last))
 }
 

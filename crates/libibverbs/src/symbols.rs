@@ -1,4 +1,4 @@
-//! The table of all names that the library exports, with their versions and the function behind each.
+//! The table of all names of libibverbs, with their versions and the function behind each.
 //!
 //! Each name is a jump to its function. A name of an old version, whose types differ, is a stub: no program that runs on a kernel of
 //! the last fifteen years asks for one. The private names serve drivers of libibverbs. Programs are linked with libraries of drivers, so

@@ -3,6 +3,7 @@
 
 use std::ffi::{c_int, c_void};
 use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::Once;
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{Mode, OFlags, fcntl_getfl, open};
@@ -50,17 +51,21 @@ pub(crate) fn without_signals<T>(body: impl FnOnce() -> T) -> T {
 }
 
 /// Has glibc's malloc map each block of 128 KiB and more by itself, as it does until the first of them is freed: such a block can be
-/// shared. A program that sets malloc's threshold itself keeps it.
+/// shared. Does so once, and not if the environment sets malloc's threshold. What the program has set by `mallopt` is replaced.
 pub(crate) fn keep_large_blocks_apart() {
     const BYTES: c_int = 128 << 10;
-    let is_set = |name| std::env::var_os(name).is_some();
-    if !is_set("MALLOC_MMAP_THRESHOLD_") && !is_set("GLIBC_TUNABLES") {
-        #[cfg(target_env = "gnu")]
-        // SAFETY: the call only sets a number.
-        unsafe {
-            libc::mallopt(libc::M_MMAP_THRESHOLD, BYTES)
-        };
-    }
+    static DONE: Once = Once::new();
+    DONE.call_once(|| {
+        let tunables = std::env::var_os("GLIBC_TUNABLES").unwrap_or_default();
+        let is_tuned = tunables.to_string_lossy().contains("malloc.mmap_threshold");
+        if !is_tuned && std::env::var_os("MALLOC_MMAP_THRESHOLD_").is_none() {
+            #[cfg(target_env = "gnu")]
+            // SAFETY: the call only sets a number.
+            unsafe {
+                libc::mallopt(libc::M_MMAP_THRESHOLD, BYTES)
+            };
+        }
+    });
 }
 
 /// Has the process call `function` when it exits by itself, or unloads this library.

@@ -1,6 +1,6 @@
 //! Files in which programs look for RDMA devices: `/sys/class/infiniband` and its like, and `/dev/infiniband`. Pure.
 //!
-//! Programs read them beside the interface of libibverbs: UCX and perftest look up a GID's type, `ibstat` lists the devices. The kernel
+//! Programs read them beside the interface of libibverbs: UCX and perftest look up the types of GIDs. The kernel
 //! has no such files for the devices of this library, and may have those of real devices, which the program cannot reach. So
 //! `calls::files` answers from here.
 
@@ -25,7 +25,7 @@ const DEV: &str = "/dev/infiniband";
 /// The kernel's version of the interface between it and libibverbs. Nobody uses it here.
 const ABI_VERSION: &str = "6\n";
 
-/// Whether a path is in one of the directories that this library answers for. All other paths are the kernel's.
+/// Whether a path may be in one of the directories that this library answers for. All other paths are the kernel's.
 pub(crate) fn is_ours(path: &[u8]) -> bool {
     let is_in = |root: &str| {
         path.strip_prefix(root.as_bytes())
@@ -34,8 +34,8 @@ pub(crate) fn is_ours(path: &[u8]) -> bool {
     is_in(CLASS) || is_in(DEV)
 }
 
-/// Finds the file at a path that [`is_ours`]. `None` if there is none.
-pub(crate) fn find(devices: &[&VerbsDevice], path: &str) -> Option<SystemFile> {
+/// Finds the file at a path that [`is_ours`]. `None` if the path leads elsewhere; an inner `None` if there is no such file.
+pub(crate) fn look_up(devices: &[&VerbsDevice], path: &str) -> Option<Option<SystemFile>> {
     let mut parts = Vec::new();
     for part in path.split('/') {
         match part {
@@ -44,10 +44,16 @@ pub(crate) fn find(devices: &[&VerbsDevice], path: &str) -> Option<SystemFile> {
             part => parts.push(part),
         }
     }
-    match *parts {
+    let plain = format!("/{}", parts.join("/"));
+    is_ours(plain.as_bytes()).then(|| find(devices, &parts))
+}
+
+/// Finds the file at a path, by its parts.
+fn find(devices: &[&VerbsDevice], parts: &[&str]) -> Option<SystemFile> {
+    match parts {
         ["sys", "class", "infiniband"] => Some(names(devices.iter().map(|one| one.name.clone()))),
-        ["sys", "class", "infiniband", name, ref rest @ ..] => {
-            let device = devices.iter().find(|device| device.name == name)?;
+        ["sys", "class", "infiniband", name, rest @ ..] => {
+            let device = devices.iter().find(|device| device.name == *name)?;
             of_device(device, rest)
         }
         ["sys", "class", "infiniband_verbs"] => {
@@ -55,8 +61,8 @@ pub(crate) fn find(devices: &[&VerbsDevice], path: &str) -> Option<SystemFile> {
             Some(names(uverbs.chain(["abi_version".to_owned()])))
         }
         ["sys", "class", "infiniband_verbs", "abi_version"] => text(ABI_VERSION),
-        ["sys", "class", "infiniband_verbs", name, ref rest @ ..] => {
-            let device = devices.iter().find(|device| uverbs(device) == name)?;
+        ["sys", "class", "infiniband_verbs", name, rest @ ..] => {
+            let device = devices.iter().find(|device| uverbs(device) == *name)?;
             match rest {
                 [] => Some(listed(&["abi_version", "dev", "ibdev"])),
                 ["abi_version"] => text("1\n"),
@@ -69,7 +75,7 @@ pub(crate) fn find(devices: &[&VerbsDevice], path: &str) -> Option<SystemFile> {
         ["dev", "infiniband"] => Some(names(devices.iter().map(|one| uverbs(one)))),
         ["dev", "infiniband", name] => devices
             .iter()
-            .any(|device| uverbs(device) == name)
+            .any(|device| uverbs(device) == *name)
             .then_some(SystemFile::Device),
         _ => None,
     }
@@ -210,7 +216,10 @@ mod tests {
 
     /// Walks the tree. Whatever a directory lists is there.
     fn walk(devices: &[&VerbsDevice], path: &str) -> usize {
-        match find(devices, path).unwrap_or_else(|| panic!("{path} is listed")) {
+        match look_up(devices, path)
+            .flatten()
+            .unwrap_or_else(|| panic!("{path} is listed"))
+        {
             SystemFile::Directory(names) => {
                 assert!(!names.is_empty(), "{path}");
                 let below = names
@@ -240,10 +249,11 @@ mod tests {
                 "/mlx5_0/ports/2",
                 "/mlx5_0/ports/1/gids/7",
             ] {
-                assert_eq!(find(&two, &format!("{CLASS}{absent}")), None, "{absent}");
+                let path = format!("{CLASS}{absent}");
+                assert_eq!(look_up(&two, &path), Some(None), "{absent}");
             }
-            assert_eq!(find(&two, "/sys/class/infiniband_mad"), None);
-            assert_eq!(find(&two, "/sys/class/infiniband/.."), None);
+            assert_eq!(look_up(&two, "/sys/class/infiniband_mad"), Some(None));
+            assert_eq!(look_up(&two, "/sys/class/infiniband/../net/lo"), None);
         }
     }
 
@@ -251,7 +261,7 @@ mod tests {
     fn files_say_what_the_interface_says() {
         let one = devices(Some("a"), Some("infiniband")).unwrap();
         let one: Vec<_> = one.iter().collect();
-        let read = |path: &str| match find(&one, &format!("{CLASS}/a/{path}")) {
+        let read = |path: &str| match look_up(&one, &format!("{CLASS}/a/{path}")).flatten() {
             Some(SystemFile::Text(text)) => text,
             other => panic!("{path}: {other:?}"),
         };

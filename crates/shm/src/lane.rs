@@ -118,6 +118,12 @@ impl<T> Lane<T> {
         self.head.observe()
     }
 
+    /// Returns how many values were ever put in. Any thread may ask.
+    #[inline(always)]
+    pub fn pushed(&self) -> u64 {
+        self.tail.observe()
+    }
+
     /// Returns whether there is nothing to take. Any thread may ask.
     #[inline(always)]
     pub fn is_empty(&self) -> bool {
@@ -125,8 +131,23 @@ impl<T> Lane<T> {
     }
 }
 
+/// How far a consumer of a lane and of the queue beside it takes values before it looks at the other again. Without it, the queue
+/// would wait for ever while the lane is never empty.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct LaneTurn(Option<Turn>);
+
+#[derive(Clone, Copy, Debug)]
+struct Turn {
+    /// Position in the lane up to which values are taken first.
+    lane: u64,
+    /// Position in the queue up to which values are taken then. Whoever put them there put nothing later than `lane` into the lane
+    /// before.
+    queue: u64,
+}
+
 /// Takes up to `most` values from a lane and the queue beside it, and returns how many. Calls `take` for
-/// each, with the number of values before it. `queued` says whether the queue was seen to hold something.
+/// each, with the number of values before it. `queued` says whether the queue was seen to hold something. `turn` is the
+/// same at each call.
 ///
 /// # Safety
 ///
@@ -135,29 +156,83 @@ impl<T> Lane<T> {
 pub unsafe fn pop_in_order<T: ShmSafe>(
     lane: &Lane<T>,
     queue: &mut SingleConsumer<T>,
+    turn: &mut LaneTurn,
     queued: bool,
     most: usize,
     mut take: impl FnMut(usize, &T),
 ) -> Result<usize, SlotError> {
-    // Another consumer may have emptied the queue since: look again, before looking at the lane.
-    let mut queued = queued && !queue.queue().is_empty();
+    if queued || turn.0.is_some() {
+        // SAFETY: this function has the same contract.
+        return unsafe { pop_by_turns(lane, queue, turn, most, take) };
+    }
+    let mut count = 0;
+    // SAFETY: this function has the same contract.
+    while count < most && unsafe { lane.pop(|value| take(count, value)) }.is_some() {
+        count += 1;
+    }
+    Ok(count)
+}
+
+/// Does what [`pop_in_order`] does, where the queue may hold something.
+///
+/// # Safety
+///
+/// As [`pop_in_order`].
+#[inline]
+unsafe fn pop_by_turns<T: ShmSafe>(
+    lane: &Lane<T>,
+    queue: &mut SingleConsumer<T>,
+    turn: &mut LaneTurn,
+    most: usize,
+    mut take: impl FnMut(usize, &T),
+) -> Result<usize, SlotError> {
     let mut count = 0;
     while count < most {
-        // A producer with values in both places put those in the lane first. So look at the queue, empty
-        // the lane, and only then take from the queue.
+        if turn.0.is_none() && !queue.queue().is_empty() {
+            // A producer with values in both places put those in the lane first. So look at the queue first: of what it held then,
+            // all that is older in the lane is seen now.
+            let pushed = queue.queue().pushed_hint();
+            turn.0 = Some(Turn {
+                lane: lane.pushed(),
+                queue: pushed,
+            });
+        }
+        let until = turn.0.map(|turn| turn.lane);
+        let is_before = || until.is_none_or(|until| (until.wrapping_sub(lane.popped()) as i64) > 0);
         // SAFETY: this function has the same contract.
-        while count < most && unsafe { lane.pop(|value| take(count, value)) }.is_some() {
+        while count < most
+            && is_before()
+            && unsafe { lane.pop(|value| take(count, value)) }.is_some()
+        {
             count += 1;
         }
-        if !queued || count == most {
-            break;
-        }
-        let Some((_, value)) = queue.pop()? else {
+        let Some(Turn { queue: until, .. }) = turn.0 else {
             break;
         };
-        take(count, &value);
-        count += 1;
-        queued = !queue.queue().is_empty();
+        if count == most {
+            break;
+        }
+        // At least one, since the hint may lag behind the value that was seen.
+        loop {
+            let Some((position, value)) = queue.pop()? else {
+                // What is first in the queue is reserved, and not written yet.
+                turn.0 = None;
+                // SAFETY: this function has the same contract.
+                while count < most && unsafe { lane.pop(|value| take(count, value)) }.is_some() {
+                    count += 1;
+                }
+                return Ok(count);
+            };
+            take(count, &value);
+            count += 1;
+            if (until.wrapping_sub(position.wrapping_add(1)) as i64) <= 0 {
+                turn.0 = None;
+                break;
+            }
+            if count == most {
+                return Ok(count);
+            }
+        }
     }
     Ok(count)
 }
@@ -205,3 +280,47 @@ pub fn retire(retired: &AtomicU64, number: u64) {
 
 #[cfg(all(test, loom))]
 mod models;
+
+#[cfg(all(test, not(loom)))]
+mod turn_tests {
+    use super::*;
+    use crate::slot_queue::tests::HeapQueue;
+
+    #[test]
+    fn the_queue_is_served_although_the_lane_is_never_empty() {
+        const LANE: usize = 8;
+        for most in [1, 3, LANE] {
+            let (lane, heap) = (Lane::<u64>::new(LANE), HeapQueue::<u64>::new(4));
+            let mut turn = LaneTurn::default();
+            let (mut sent, mut next_in_lane, mut next_in_queue) = (0, 0, 0);
+            for number in 0..4 {
+                heap.queue.push(1, &(1000 + number)).unwrap();
+            }
+            let mut polls = 0;
+            while next_in_queue < 4 {
+                polls += 1;
+                assert!(polls < 100, "starved with polls of {most}");
+                // SAFETY: this is the only thread.
+                unsafe {
+                    while lane.push(|slot| *slot = sent) {
+                        sent += 1;
+                    }
+                    let mut queue = heap.queue.single_consumer();
+                    let queued = !heap.queue.is_empty();
+                    let took =
+                        pop_in_order(&lane, &mut queue, &mut turn, queued, most, |_, value| {
+                            let next = match *value >= 1000 {
+                                true => &mut next_in_queue,
+                                false => &mut next_in_lane,
+                            };
+                            assert_eq!(*value % 1000, *next, "each in order");
+                            *next += 1;
+                        });
+                    assert_eq!(took, Ok(most));
+                }
+            }
+            // What was in the lane when the queue was seen came first.
+            assert!(next_in_lane >= LANE as u64);
+        }
+    }
+}

@@ -256,7 +256,7 @@ impl Rules {
 }
 
 impl FaultPoint {
-    /// Whether rules are asked once about each request, or once at each of its steps.
+    /// Returns whether the event belongs to the execution of a request. Posts and polls do not.
     fn is_of_requests(self) -> bool {
         matches!(
             self,

@@ -205,6 +205,23 @@ pub trait CompletionQueue: Send + Sync {
     /// `solicited_only`. Poll once more after arming: earlier completions cause no event.
     fn arm(&self, solicited_only: bool);
 
+    /// Changes the depth of the queue to `entries` or somewhat more. It holds no more than the unpolled completions that it has, and no
+    /// less than the memory that it was created with.
+    ///
+    /// # Errors
+    ///
+    /// `entries` is out of that range, or the device cannot change the depth: then the range is that of the present depth.
+    fn resize(&self, entries: u32) -> Result<(), ResourceError> {
+        let depth = self.depth();
+        ResourceError::check("CQ depth", entries, depth..=depth).map(|_| ())
+    }
+
+    /// Discards those completions that are not polled yet and that `is_gone` selects, as drivers of RNICs do with completions of a
+    /// queue pair that is reset or destroyed. A device may ignore the call.
+    fn discard(&self, is_gone: &dyn Fn(&Completion) -> bool) {
+        let _ = is_gone;
+    }
+
     /// Totals of this queue; `None` if the device does not count.
     fn counters(&self) -> Option<CqCounters> {
         None

@@ -211,6 +211,12 @@ impl<W: Interposer> CompletionQueue for InterposedCq<W> {
     fn arm(&self, solicited_only: bool) {
         self.inner.arm(solicited_only);
     }
+    fn resize(&self, entries: u32) -> Result<(), ResourceError> {
+        self.inner.resize(entries)
+    }
+    fn discard(&self, is_gone: &dyn Fn(&Completion) -> bool) {
+        self.inner.discard(is_gone);
+    }
     fn counters(&self) -> Option<CqCounters> {
         self.inner.counters()
     }

@@ -245,9 +245,9 @@ impl Region {
         &*self.registration
     }
 
-    /// For providers: takes what deregisters the region when it is dropped.
-    pub fn into_registration(self) -> Box<dyn Any + Send + Sync> {
-        self.registration
+    /// For providers: takes what deregisters the region when it is dropped, and the memory, which must be dropped later.
+    pub fn into_parts(self) -> (Box<dyn Any + Send + Sync>, Arc<dyn Buffer>) {
+        (self.registration, self.buffer)
     }
 
     /// For providers: marks that aligned words of this region are not placed whole, whatever the device

@@ -9,7 +9,8 @@ ended() { echo "rxe: $1: $2, $(($(date +%s) - began)) s after the beginning"; }
 print_threads() {
     for thread in /proc/[0-9]*/task/[0-9]*; do
         stack=$(cat "$thread/stack" 2>/dev/null)
-        [ -s "${thread%/task/*}/cmdline" ] && echo "$thread $(cat "$thread/comm"):" $stack
+        # A thread of the kernel has no command line. Files in /proc have no size.
+        [ -n "$(tr -d '\0' <"${thread%/task/*}/cmdline" 2>/dev/null)" ] && echo "$thread $(cat "$thread/comm"):" $stack
     done
     dmesg | tail -n 30
 }

@@ -11,10 +11,10 @@ use crate::exit_status::bad_input;
 #[derive(clap::Args)]
 pub(crate) struct FaultArgs {
     /// Injects a fault into the devices of the program: KIND[=RATE][@FILTER,…], as in rnr=1% or wr_flush@qp=3,after=1000. May be
-    /// given several times; of several that would occur, the first does. The kinds, rates and filters are listed below.
+    /// given several times; of several that would occur at one point of a request, the first does. The kinds, rates and filters are listed below.
     #[arg(long = "fault", value_name = "FAULT")]
     faults: Vec<FaultSpec>,
-    /// Reads faults, and the seed, from a file in TOML. Those of --fault come behind.
+    /// Reads faults, and the seed, from a file in TOML. The faults of --fault come after those of the file.
     #[arg(long, value_name = "FILE")]
     fault_plan: Option<PathBuf>,
     /// Seed of what chance decides about faults. The same seed and the same requests have the same faults. 1 by default.
@@ -147,7 +147,7 @@ pub(crate) fn help() -> String {
         text.push_str(&format!("  {:<15}{}\n", kind.name, kind.about));
     }
     text.push_str(
-        "A request that fails takes its queue pair, and a connected peer's, to the error state.
+        "A request that fails takes its queue pair to the error state, and on a reliable connection the peer's too.
 
 RATE is P% or 1/N; without it, a fault always occurs where the filters match. Filters:
   qp=N           only the N-th queue pair that the program makes on its device, from 1

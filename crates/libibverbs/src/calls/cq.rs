@@ -5,29 +5,27 @@ use std::cell::UnsafeCell;
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 
-use headworks_verbs::{Completion, CqInit, Status};
+use headworks_verbs::{Completion, CompletionQueue, CqInit, Status};
 use headworks_verbs_abi as abi;
 
 use crate::completions::wc;
 use crate::devices::COMP_VECTORS;
 use crate::errors::{Errno, object, status};
 use crate::objects::{
-    ChannelObject, ContextObject, CqObject, EventCount, Front, Kept, PdObject, borrow, count,
-    expose, hold, locked, take_back, zeroed,
+    ChannelObject, ContextObject, CqObject, EventCount, Front, PdObject, borrow, count, expose,
+    hold, locked, take_back, zeroed,
 };
 use crate::peers::is_silent;
 
 /// Completions that are taken from the device at a time.
 const BATCH: usize = 16;
 
-/// Entries that each completion queue has memory for. A program may enlarge a smaller one up to that.
+/// Entries that each completion queue has memory for at least. A program may enlarge a smaller one up to that.
 const ENTRIES_MIN: u32 = 64;
 
-/// The size that a completion queue has when a program asks for `wanted` entries: the next power of two, as RNICs round.
-fn rounded(wanted: u32) -> c_int {
-    let size = wanted.checked_next_power_of_two();
-    size.and_then(|size| c_int::try_from(size).ok())
-        .unwrap_or(c_int::MAX)
+/// The depth of a queue, as programs see it.
+fn cqe_of(queue: &dyn CompletionQueue) -> c_int {
+    c_int::try_from(queue.depth()).unwrap_or(c_int::MAX)
 }
 
 /// Parameters of a new completion queue.
@@ -69,13 +67,15 @@ pub(super) unsafe fn cq_object(
         channel: channel.as_ref().map(|channel| channel.channel.clone()),
         timestamps: parameters.timestamps,
     })?;
+    let room = queue.depth();
+    queue.resize(parameters.cqe)?;
     // SAFETY: all fields are pointers and functions that may be null, numbers, and a mutex and a condition whose initial state is zero.
     let mut front: abi::CqEx = unsafe { zeroed() };
     front.cq.context = context.context();
     front.cq.channel = parameters.channel;
     front.cq.cq_context = parameters.cq_context;
     front.cq.handle = context.next_handle();
-    front.cq.cqe = rounded(parameters.cqe);
+    front.cq.cqe = cqe_of(&*queue);
     let id = queue.id().0;
     let cq = Arc::new(CqObject {
         front: Front::new(front),
@@ -84,7 +84,7 @@ pub(super) unsafe fn cq_object(
         completion_events: EventCount::default(),
         async_events: EventCount::default(),
         queue,
-        kept: Kept::default(),
+        room,
         channel,
         pd: parameters.pd,
         context: context.clone(),
@@ -121,16 +121,13 @@ pub(crate) unsafe extern "C" fn resize_cq(cq: *mut abi::Cq, cqe: c_int) -> c_int
         // SAFETY: the program passes a completion queue.
         let cq: &CqObject = unsafe { borrow(cq)? };
         let wanted = count(cqe)?;
-        let waiting = cq.queue.counters().map_or(0, |counters| counters.unpolled);
         let most = cq.context.device.info().limits.max_cqe;
-        if wanted == 0 || wanted > most || u64::from(wanted) < waiting {
-            return Err(Errno::INVALID);
-        }
-        if wanted > cq.queue.depth() {
+        if wanted > cq.room && wanted <= most {
             return Err(Errno::UNSUPPORTED);
         }
+        cq.queue.resize(wanted)?;
         // SAFETY: the struct is the program's, and only this call writes the field.
-        unsafe { (*cq.front.get()).cq.cqe = rounded(wanted) };
+        unsafe { (*cq.front.get()).cq.cqe = cqe_of(&*cq.queue) };
         Ok(())
     })
 }
@@ -156,7 +153,7 @@ unsafe fn take<const BATCH: usize>(cq: &CqObject, wanted: usize, to: *mut abi::W
     let mut taken = 0;
     while taken < wanted {
         let most = BATCH.min(wanted - taken);
-        let got = match cq.poll(&mut batch[..most]) {
+        let got = match cq.queue.poll(&mut batch[..most]) {
             Ok(got) => got,
             Err(_) if taken > 0 => break,
             Err(_) => return -libc::EIO,

@@ -103,7 +103,7 @@ unsafe fn take(cq: *mut abi::CqEx) -> c_int {
     unsafe {
         let object = queue(cq);
         let current = &mut *object.current.get();
-        match object.poll(std::slice::from_mut(current)) {
+        match object.queue.poll(std::slice::from_mut(current)) {
             Ok(0) => libc::ENOENT,
             Ok(_) => {
                 (*cq).wr_id = current.wr_id;

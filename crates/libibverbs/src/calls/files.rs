@@ -1,56 +1,65 @@
 //! Functions of libc that take paths or list directories. They answer for the [system files](crate::system_files) of the devices, and
 //! pass everything else on.
 //!
-//! They replace libc's functions only in a program that `headworks verbs` runs, because the dynamic linker looks first in a library that
-//! it loaded before libc. In a program that loads this library by name nobody calls them.
+//! They replace libc's functions where the dynamic linker loads this library before libc: in a program that `headworks verbs` runs, or that
+//! is linked with this library. In a program that loads the library by name nobody calls them.
 #![allow(unsafe_code)]
 
 use std::collections::BTreeMap;
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::os::fd::IntoRawFd;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 
 use rustix::fs::{MemfdFlags, SeekFrom, memfd_create, seek};
 use rustix::io::write;
 
 use super::device::known;
 use crate::devices::{NAMES, write_text};
+use crate::errors::guarded;
 use crate::objects::{locked, zeroed};
 use crate::system::set_errno;
-use crate::system_files::{SystemFile, find, is_ours};
+use crate::system_files::{SystemFile, is_ours, look_up};
 
 /// A function of libc that this library has under the same name, looked up when it is needed first.
 struct Next {
     name: &'static CStr,
+    /// What the function returns when it fails.
+    failure: isize,
     function: AtomicPtr<c_void>,
 }
 
 impl Next {
-    const fn new(name: &'static CStr) -> Self {
+    const fn new(name: &'static CStr, failure: isize) -> Self {
         Self {
             name,
+            failure,
             function: AtomicPtr::new(std::ptr::null_mut()),
         }
     }
 
-    /// Calls the function. On x86-64 a call of a function with fewer parameters, or with narrower ones, is the same call. Results wider
-    /// than an `int` are pointers.
+    fn look_up(&self) -> *mut c_void {
+        // SAFETY: the name ends with a zero.
+        let function = unsafe { libc::dlsym(libc::RTLD_NEXT, self.name.as_ptr()) };
+        self.function.store(function, Ordering::Relaxed);
+        function
+    }
+
+    /// Calls the function. On x86-64 a call of a function with fewer parameters, or with narrower ones, is the same call. All results are
+    /// integers or pointers, which come back in one register.
     ///
     /// # Safety
     ///
     /// The arguments are those of a call of the function.
     unsafe fn call(&self, args: [usize; 5]) -> usize {
-        type Function = unsafe extern "C" fn(usize, usize, usize, usize, usize) -> usize;
+        type Function = unsafe extern "C-unwind" fn(usize, usize, usize, usize, usize) -> usize;
         let mut function = self.function.load(Ordering::Relaxed);
         if function.is_null() {
-            // SAFETY: the name ends with a zero.
-            function = unsafe { libc::dlsym(libc::RTLD_NEXT, self.name.as_ptr()) };
-            self.function.store(function, Ordering::Relaxed);
+            // Called before the library was set up.
+            function = self.look_up();
         }
         if function.is_null() {
-            set_errno(libc::ENOSYS);
-            return usize::MAX;
+            return fail(libc::ENOSYS, self.failure);
         }
         // SAFETY: the function of this name takes these arguments, by the caller's contract.
         unsafe {
@@ -78,7 +87,11 @@ unsafe fn system_file(path: *const c_char) -> Option<Option<SystemFile>> {
     std::env::var_os(NAMES)?;
     let devices = known().unwrap_or_default();
     let about: Vec<_> = devices.iter().map(|device| &device.about).collect();
-    Some(path.to_str().ok().and_then(|path| find(&about, path)))
+    match path.to_str() {
+        // A panic must not reach the program.
+        Ok(path) => guarded(|| Ok(look_up(&about, path))).unwrap_or(Some(None)),
+        Err(_) => Some(None),
+    }
 }
 
 /// Fails with an error number, as functions do that return an `int` or a null pointer.
@@ -88,8 +101,12 @@ fn fail(number: c_int, result: isize) -> usize {
 }
 
 /// A descriptor from which the text is read.
-fn text_file(text: &str) -> Result<c_int, c_int> {
-    let file = memfd_create("sysfs", MemfdFlags::CLOEXEC).map_err(|error| error.raw_os_error())?;
+fn text_file(text: &str, closes_on_exec: bool) -> Result<c_int, c_int> {
+    let flags = match closes_on_exec {
+        true => MemfdFlags::CLOEXEC,
+        false => MemfdFlags::empty(),
+    };
+    let file = memfd_create("sysfs", flags).map_err(|error| error.raw_os_error())?;
     let mut rest = text.as_bytes();
     while !rest.is_empty() {
         let count = write(&file, rest).map_err(|error| error.raw_os_error())?;
@@ -100,7 +117,7 @@ fn text_file(text: &str) -> Result<c_int, c_int> {
 }
 
 /// A file of the kernel that is like the system file: for what programs ask about its kind and rights.
-fn like(file: &SystemFile) -> &'static CStr {
+fn stand_in_path(file: &SystemFile) -> &'static CStr {
     match file {
         SystemFile::Directory(_) => c"/sys/class",
         SystemFile::Text(_) => c"/proc/version",
@@ -119,16 +136,20 @@ unsafe fn open_file(next: &Next, mut args: [usize; 5], at: usize) -> usize {
         // SAFETY: as this function.
         return unsafe { next.call(args) };
     };
-    let is_read = args[at + 1] as c_int & libc::O_ACCMODE == libc::O_RDONLY;
+    let flags = args[at + 1] as c_int;
+    let is_read = flags & libc::O_ACCMODE == libc::O_RDONLY;
     match file {
         None => fail(libc::ENOENT, -1),
-        Some(SystemFile::Text(text)) if is_read => match text_file(&text) {
-            Ok(file) => file as usize,
-            Err(number) => fail(number, -1),
-        },
-        Some(SystemFile::Text(_)) => fail(libc::EACCES, -1),
-        Some(file) => {
-            args[at] = like(&file).as_ptr() as usize;
+        Some(SystemFile::Text(text)) if is_read => {
+            match text_file(&text, flags & libc::O_CLOEXEC != 0) {
+                Ok(file) => file as usize,
+                Err(number) => fail(number, -1),
+            }
+        }
+        // A descriptor of a directory would lead to files that are not there.
+        Some(SystemFile::Text(_) | SystemFile::Directory(_)) => fail(libc::EACCES, -1),
+        Some(SystemFile::Device) => {
+            args[at] = stand_in_path(&SystemFile::Device).as_ptr() as usize;
             // SAFETY: as this function; the path is another.
             unsafe { next.call(args) }
         }
@@ -144,7 +165,7 @@ unsafe fn ask(next: &Next, mut args: [usize; 5], at: usize) -> usize {
     // SAFETY: the program passes a path.
     match unsafe { system_file(args[at] as *const c_char) } {
         Some(None) => return fail(libc::ENOENT, -1),
-        Some(Some(file)) => args[at] = like(&file).as_ptr() as usize,
+        Some(Some(file)) => args[at] = stand_in_path(&file).as_ptr() as usize,
         None => {}
     }
     // SAFETY: as this function; the path may be another.
@@ -160,16 +181,27 @@ unsafe fn open_stream(next: &Next, args: [usize; 5], at: usize) -> usize {
     let [path, mode] = [args[at], args[at + 1]].map(|text| text as *const c_char);
     // SAFETY: the program passes a path and a mode.
     unsafe {
-        match system_file(path) {
-            None => next.call(args),
-            Some(Some(SystemFile::Text(text))) if *mode == b'r' as c_char => {
-                match text_file(&text) {
-                    Ok(file) => libc::fdopen(file, mode) as usize,
-                    Err(number) => fail(number, 0),
+        let Some(file) = system_file(path) else {
+            return next.call(args);
+        };
+        let text = match file {
+            Some(SystemFile::Text(text)) => text,
+            Some(_) => return fail(libc::EACCES, 0),
+            None => return fail(libc::ENOENT, 0),
+        };
+        let letters = CStr::from_ptr(mode).to_bytes();
+        if letters.first() != Some(&b'r') || letters.contains(&b'+') {
+            return fail(libc::EACCES, 0);
+        }
+        match text_file(&text, letters.contains(&b'e')) {
+            Ok(file) => {
+                let stream = libc::fdopen(file, mode);
+                if stream.is_null() {
+                    libc::close(file);
                 }
+                stream as usize
             }
-            Some(None) => fail(libc::ENOENT, 0),
-            Some(Some(_)) => fail(libc::EACCES, 0),
+            Err(number) => fail(number, 0),
         }
     }
 }
@@ -226,8 +258,18 @@ unsafe fn resolve(next: &Next, args: [usize; 5], at: usize) -> usize {
 struct Listing {
     names: Vec<String>,
     /// Index of the name that is read next.
-    at: usize,
+    next: usize,
     entry: libc::dirent64,
+}
+
+impl Listing {
+    /// Returns the next entry.
+    fn advance(&mut self) -> Option<&libc::dirent64> {
+        let name = self.names.get(self.next)?;
+        self.entry = entry(name, self.next);
+        self.next += 1;
+        Some(&self.entry)
+    }
 }
 
 /// The directories that the program has open, by the pointers that it holds.
@@ -235,10 +277,11 @@ static LISTINGS: Mutex<BTreeMap<usize, Box<Listing>>> = Mutex::new(BTreeMap::new
 
 /// Whether there are any. Looked at without the lock, because another thread may have held that when a process forked.
 fn has_listings() -> bool {
-    HAS_LISTINGS.load(Ordering::Acquire)
+    OPEN_LISTINGS.load(Ordering::Acquire) > 0
 }
 
-static HAS_LISTINGS: AtomicBool = AtomicBool::new(false);
+/// Number of [`LISTINGS`].
+static OPEN_LISTINGS: AtomicUsize = AtomicUsize::new(0);
 
 /// Runs `body` on a directory of this library's. `None` if the pointer is libc's.
 fn with_listing<T>(directory: usize, body: impl FnOnce(&mut Listing) -> T) -> Option<T> {
@@ -277,12 +320,12 @@ unsafe fn open_directory(next: &Next, args: [usize; 5], at: usize) -> usize {
             let names = [".", ".."].map(str::to_owned).into_iter().chain(names);
             let listing = Box::new(Listing {
                 names: names.collect(),
-                at: 0,
+                next: 0,
                 entry: entry("", 0),
             });
             let key = &raw const *listing as usize;
             locked(&LISTINGS).insert(key, listing);
-            HAS_LISTINGS.store(true, Ordering::Release);
+            OPEN_LISTINGS.fetch_add(1, Ordering::Release);
             key
         }
         Some(Some(_)) => fail(libc::ENOTDIR, 0),
@@ -296,12 +339,8 @@ unsafe fn open_directory(next: &Next, args: [usize; 5], at: usize) -> usize {
 /// As [`Next::call`], with an open directory.
 unsafe fn read_directory(next: &Next, args: [usize; 5], at: usize) -> usize {
     let read = |listing: &mut Listing| {
-        let Some(name) = listing.names.get(listing.at) else {
-            return 0;
-        };
-        listing.entry = entry(name, listing.at);
-        listing.at += 1;
-        &raw mut listing.entry as usize
+        let entry = listing.advance();
+        entry.map_or(0, |entry| std::ptr::from_ref(entry) as usize)
     };
     // SAFETY: as this function.
     with_listing(args[at], read).unwrap_or_else(|| unsafe { next.call(args) })
@@ -314,11 +353,60 @@ unsafe fn read_directory(next: &Next, args: [usize; 5], at: usize) -> usize {
 /// As [`read_directory`].
 unsafe fn rewind_directory(next: &Next, args: [usize; 5], at: usize) -> usize {
     let rewind = |listing: &mut Listing| {
-        listing.at = 0;
+        listing.next = 0;
         0
     };
     // SAFETY: as this function.
     with_listing(args[at], rewind).unwrap_or_else(|| unsafe { next.call(args) })
+}
+
+/// Reads the next entry of a directory into the caller's room: `readdir_r(directory, entry, result)`.
+///
+/// # Safety
+///
+/// As [`read_directory`], with room for an entry and for a pointer.
+unsafe fn read_directory_to(next: &Next, args: [usize; 5], at: usize) -> usize {
+    let to = args[at + 1] as *mut libc::dirent64;
+    let read = |listing: &mut Listing| listing.advance().copied();
+    // SAFETY: as this function.
+    unsafe {
+        let Some(found) = with_listing(args[at], read) else {
+            return next.call(args);
+        };
+        let result = args[at + 2] as *mut *mut libc::dirent64;
+        match found {
+            Some(entry) => {
+                to.write(entry);
+                result.write(to);
+            }
+            None => result.write(std::ptr::null_mut()),
+        }
+        0
+    }
+}
+
+/// Returns where a directory is read next.
+///
+/// # Safety
+///
+/// As [`read_directory`].
+unsafe fn tell_directory(next: &Next, args: [usize; 5], at: usize) -> usize {
+    // SAFETY: as this function.
+    with_listing(args[at], |listing| listing.next).unwrap_or_else(|| unsafe { next.call(args) })
+}
+
+/// Sets where a directory is read next.
+///
+/// # Safety
+///
+/// As [`read_directory`].
+unsafe fn seek_directory(next: &Next, args: [usize; 5], at: usize) -> usize {
+    let seek = |listing: &mut Listing| {
+        listing.next = args[at + 1];
+        0
+    };
+    // SAFETY: as this function.
+    with_listing(args[at], seek).unwrap_or_else(|| unsafe { next.call(args) })
 }
 
 /// Closes a directory.
@@ -331,7 +419,10 @@ unsafe fn close_directory(next: &Next, args: [usize; 5], at: usize) -> usize {
         .then(|| locked(&LISTINGS).remove(&args[at]))
         .flatten();
     match closed {
-        Some(_) => 0,
+        Some(_) => {
+            OPEN_LISTINGS.fetch_sub(1, Ordering::Release);
+            0
+        }
         // SAFETY: as this function.
         None => unsafe { next.call(args) },
     }
@@ -356,7 +447,7 @@ unsafe fn directory_descriptor(next: &Next, args: [usize; 5], at: usize) -> usiz
 ///
 /// As [`Next::call`], with the path at index `at`.
 unsafe fn scan_directory(next: &Next, args: [usize; 5], at: usize) -> usize {
-    type Filter = unsafe extern "C" fn(*const libc::dirent64) -> c_int;
+    type Filter = unsafe extern "C-unwind" fn(*const libc::dirent64) -> c_int;
     type Order = unsafe extern "C" fn(*const c_void, *const c_void) -> c_int;
     // SAFETY: the program passes a path, room for a pointer, and two functions or null. The entries are allocated as it frees them.
     unsafe {
@@ -413,49 +504,79 @@ unsafe fn make_socket(next: &Next, args: [usize; 5], at: usize) -> usize {
     }
 }
 
-/// Exports functions that pass their arguments to `$how`, with the index of the path, the directory or the first argument.
+/// Exports functions that pass their arguments to `$how`, with the index of the path, the directory or the first argument, and what they
+/// return when they fail.
 macro_rules! interpose {
-    ($($how:ident $at:literal { $($name:ident)* })*) => {
+    ($($how:ident $at:literal or $failure:literal { $($name:ident)* })*) => {
         $($(
             #[cfg_attr(all(target_arch = "x86_64", not(test)), unsafe(no_mangle))]
-            pub(crate) unsafe extern "C" fn $name(
+            pub(crate) unsafe extern "C-unwind" fn $name(
                 a: usize,
                 b: usize,
                 c: usize,
                 d: usize,
                 e: usize,
             ) -> usize {
-                const NAME: &CStr =
-                    match CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()) {
-                        Ok(name) => name,
-                        Err(_) => c"",
-                    };
-                static NEXT: Next = Next::new(NAME);
                 // SAFETY: the program passes the arguments of the function.
-                unsafe { $how(&NEXT, [a, b, c, d, e], $at) }
+                unsafe { $how(&next::$name, [a, b, c, d, e], $at) }
             }
             // Unit tests export nothing.
             const _: *const () = $name as *const ();
         )*)*
+
+        /// libc's functions.
+        #[expect(non_upper_case_globals, reason = "they have the names of functions")]
+        mod next {
+            use super::{CStr, Next};
+
+            $($(
+                pub(super) static $name: Next = Next::new(
+                    match CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()) {
+                        Ok(name) => name,
+                        Err(_) => c"",
+                    },
+                    $failure,
+                );
+            )*)*
+        }
+
+        /// All of them.
+        static ALL: &[&Next] = &[$($(&next::$name,)*)*];
     };
 }
 
+/// Looks up libc's functions when the library is loaded: a program may call them first in a forked child or in the handler of a signal, where
+/// the dynamic linker must not be asked.
+extern "C" fn look_up_all() {
+    for next in ALL {
+        next.look_up();
+    }
+}
+
+// SAFETY: the section lists functions that are called when the library is loaded. This one needs nothing that is set up later.
+#[used]
+#[cfg_attr(not(test), unsafe(link_section = ".init_array"))]
+static AT_LOAD: extern "C" fn() = look_up_all;
+
 interpose! {
-    open_file 0 { open open64 __open_2 __open64_2 }
-    open_file 1 { openat openat64 __openat_2 __openat64_2 }
-    open_stream 0 { fopen fopen64 }
-    ask 0 { access euidaccess eaccess stat stat64 lstat lstat64 }
-    ask 1 { faccessat fstatat fstatat64 statx __xstat __xstat64 __lxstat __lxstat64 }
-    ask 2 { __fxstatat __fxstatat64 }
-    read_link 0 { readlink }
-    read_link 1 { readlinkat }
-    ask_attributes 0 { getxattr lgetxattr listxattr llistxattr }
-    resolve 0 { realpath __realpath_chk }
-    open_directory 0 { opendir }
-    read_directory 0 { readdir readdir64 }
-    rewind_directory 0 { rewinddir }
-    close_directory 0 { closedir }
-    directory_descriptor 0 { dirfd }
-    scan_directory 0 { scandir scandir64 }
-    make_socket 0 { socket }
+    open_file 0 or -1 { open open64 __open_2 __open64_2 }
+    open_file 1 or -1 { openat openat64 __openat_2 __openat64_2 }
+    open_stream 0 or 0 { fopen fopen64 }
+    ask 0 or -1 { access euidaccess eaccess stat stat64 lstat lstat64 }
+    ask 1 or -1 { faccessat fstatat fstatat64 statx __xstat __xstat64 __lxstat __lxstat64 }
+    ask 2 or -1 { __fxstatat __fxstatat64 }
+    read_link 0 or -1 { readlink }
+    read_link 1 or -1 { readlinkat }
+    ask_attributes 0 or -1 { getxattr lgetxattr listxattr llistxattr }
+    resolve 0 or 0 { realpath __realpath_chk }
+    open_directory 0 or 0 { opendir }
+    read_directory 0 or 0 { readdir readdir64 }
+    read_directory_to 0 or -1 { readdir_r readdir64_r }
+    rewind_directory 0 or -1 { rewinddir }
+    tell_directory 0 or -1 { telldir }
+    seek_directory 0 or -1 { seekdir }
+    close_directory 0 or -1 { closedir }
+    directory_descriptor 0 or -1 { dirfd }
+    scan_directory 0 or -1 { scandir scandir64 }
+    make_socket 0 or -1 { socket }
 }

@@ -64,8 +64,19 @@ pub(crate) unsafe extern "C" fn reg_mr_iova2(
     iova: u64,
     flags: u32,
 ) -> *mut abi::Mr {
-    // SAFETY: the program passes a protection domain.
-    object(|| region_object(unsafe { hold(pd)? }, Range { addr, len, iova }, flags))
+    object(|| {
+        // The C header calls this function for a plain registration too, unless the compiler knows the flags.
+        let range = match iova == addr as u64 {
+            true => Range::plain(addr, len, flags),
+            false => Range { addr, len, iova },
+        };
+        // The kernel demands the same place within a page.
+        if range.iova != 0 && (iova ^ addr as u64) & 0xfff != 0 {
+            return Err(Errno::INVALID);
+        }
+        // SAFETY: the program passes a protection domain.
+        region_object(unsafe { hold(pd)? }, range, flags)
+    })
 }
 
 pub(crate) unsafe extern "C" fn dereg_mr(mr: *mut abi::Mr) -> c_int {
@@ -78,7 +89,7 @@ pub(crate) unsafe extern "C" fn dereg_mr(mr: *mut abi::Mr) -> c_int {
     })
 }
 
-/// Changes memory, domain or rights of a region. It keeps its keys, unless the new domain is of another device.
+/// Changes memory, domain or rights of a region. It keeps its keys, at least 16,000 times: programs read them again from the region.
 pub(crate) unsafe extern "C" fn rereg_mr(
     mr: *mut abi::Mr,
     changes: c_int,
@@ -102,6 +113,10 @@ pub(crate) unsafe extern "C" fn rereg_mr(
             false => None,
         };
         let mut holder = locked(&object.pd);
+        let is_of_another_device = |pd: &Arc<PdObject>| !Arc::ptr_eq(&pd.context, &holder.context);
+        if new_pd.as_ref().is_some_and(is_of_another_device) {
+            return Err(Errno::INVALID);
+        }
         let mut registered = locked(&object.registered);
         let old = registered.as_ref().ok_or(Errno::INVALID)?;
         let flags = match changes(abi::REREG_ACCESS) {

@@ -6,7 +6,7 @@ use std::ffi::{c_int, c_void};
 use std::sync::{Arc, Mutex, Once};
 
 use headworks_softnic::check_cross_process_copy;
-use headworks_verbs::{Gid, QpCaps, QpInit, QpState, QpType};
+use headworks_verbs::{Gid, QpAttr, QpCaps, QpInit, QpState, QpType};
 use headworks_verbs_abi as abi;
 
 use super::qp_ex::set_functions;
@@ -279,7 +279,12 @@ pub(crate) unsafe extern "C" fn destroy_qp(qp: *mut abi::Qp) -> c_int {
     status(|| {
         // SAFETY: the program passes a queue pair that it does not use again.
         let object = unsafe { take_back::<QpObject>(qp)? };
-        let qpn = locked(&object.qp).qpn();
+        let qpn = {
+            let mut qp = locked(&object.qp);
+            // Nothing completes on it from here on. A queue pair that cannot be reset is destroyed all the same.
+            let _ = qp.modify(&QpAttr::to_state(QpState::Reset));
+            qp.qpn()
+        };
         locked(&object.pd.context.qps).remove(&qpn.raw());
         object.events.wait();
         object.discard_completions(qpn);

@@ -1,4 +1,4 @@
-/* The files in which programs look for devices, read with every function of libc that this library has. */
+/* The files in which programs look for devices, read with the functions of libc that this library has. */
 #define _GNU_SOURCE
 #include "check.h"
 #include <dirent.h>
@@ -30,6 +30,10 @@ int main(void) {
   CHECK(open(PORT "/nothing", O_RDONLY) < 0 && errno == ENOENT);
   CHECK(open(ROOT "_mad/umad0", O_RDONLY) < 0 && errno == ENOENT);
   CHECK(close(open("/dev/infiniband/uverbs0", O_RDWR)) == 0);
+  int file = open(PORT "/state", O_RDONLY);
+  CHECK(fcntl(file, F_GETFD) == 0 && !close(file));
+  file = open(PORT "/state", O_RDONLY | O_CLOEXEC);
+  CHECK(fcntl(file, F_GETFD) == FD_CLOEXEC && !close(file));
   CHECK(open("/dev/infiniband/rdma_cm", O_RDWR) < 0 && errno == ENOENT);
 
   char line[64];
@@ -37,6 +41,7 @@ int main(void) {
   CHECK(stream && fgets(line, sizeof line, stream));
   CHECK(!strcmp(line, "RoCE v2\n") && !fclose(stream));
   CHECK(!fopen(PORT "/gid_attrs/types/0", "w") && errno == EACCES);
+  CHECK(!fopen(PORT "/gid_attrs/types/0", "r+") && errno == EACCES);
   CHECK(!fopen(PORT "/gid_attrs/types/9", "r") && errno == ENOENT);
 
   struct stat about;
@@ -65,7 +70,23 @@ int main(void) {
       ports += !strcmp(entry->d_name, "ports");
     CHECK(count == 10 && ports == 1);
   }
+  rewinddir(directory);
+  CHECK(readdir(directory));
+  long place = telldir(directory);
+  struct dirent *entry = readdir(directory);
+  char second[NAME_MAX + 1];
+  CHECK(entry && strlen(strcpy(second, entry->d_name)) > 0);
+  seekdir(directory, place);
+  struct dirent room, *found;
+#pragma GCC diagnostic ignored "-Wdeprecated-declarations"
+  CHECK(!readdir_r(directory, &room, &found) && found == &room);
+  CHECK(!strcmp(room.d_name, second));
+  errno = 0;
+  while ((entry = readdir(directory)))
+    ;
+  CHECK(errno == 0 && !readdir_r(directory, &room, &found) && !found);
   CHECK(!closedir(directory));
+  CHECK(open(ROOT, O_RDONLY | O_DIRECTORY) < 0 && errno == EACCES);
   CHECK(!opendir(PORT "/state") && errno == ENOTDIR);
   struct dirent **list;
   int count = scandir(ROOT "/headworks_0", &list, is_file, alphasort);
@@ -86,6 +107,13 @@ int main(void) {
   char *volatile nowhere = NULL;
   CHECK(open(nowhere, O_RDONLY) < 0 && errno == EFAULT);
   CHECK(socket(AF_NETLINK, SOCK_RAW, NETLINK_ROUTE) >= 0);
+  char name[] = "/tmp/headworks-XXXXXX";
+  file = mkstemp(name);
+  CHECK(file >= 0 && !close(file) && !unlink(name));
+  umask(0);
+  file = open(name, O_CREAT | O_EXCL | O_WRONLY, 0640);
+  CHECK(file >= 0 && !fstat(file, &about) && (about.st_mode & 0777) == 0640);
+  CHECK(!close(file) && !unlink(name));
   puts("done");
   return 0;
 }

@@ -155,8 +155,10 @@ int main(void) {
                          : aligned_alloc(64, blocks_len);
     CHECK(memory && (uintptr_t)memory % PAGE);
     fill(memory, 5);
-    /* Not all of the block, and a part of it later. */
-    mr = ibv_reg_mr(pd, memory, LEN, ALL);
+    /* The beginning of a block stays private: other threads may write to the rest. */
+    mr = ibv_reg_mr(pd, memory, LEN / 2, ALL);
+    CHECK(mr && !is_shared(memory) && !ibv_dereg_mr(mr));
+    mr = ibv_reg_mr(pd, memory, blocks_len, ALL);
     CHECK(mr && is_shared(memory) && is_shared(memory + LEN - 1));
     part = ibv_reg_mr(pd, memory + 1, 10, ALL);
     CHECK(part && !ibv_dereg_mr(mr) && is_shared(memory));

@@ -12,6 +12,8 @@ struct Shared {
     retired: AtomicU64,
     /// Number of values that another thread has yet to complete.
     waiting: AtomicU64,
+    /// The consumer's, which one thread at a time is.
+    turn: std::sync::Mutex<LaneTurn>,
 }
 
 impl Shared {
@@ -39,7 +41,8 @@ impl Shared {
                 retire(&self.retired, *value);
                 got.push(*value);
             };
-            pop_in_order(&self.lane, &mut queue, queued, most, take).unwrap();
+            let mut turn = self.turn.lock().unwrap();
+            pop_in_order(&self.lane, &mut queue, &mut turn, queued, most, take).unwrap();
         }
     }
 
@@ -83,6 +86,7 @@ fn check(before: bool, most: usize) {
             lane_bypass: LaneBypass::new(),
             retired: AtomicU64::new(0),
             waiting: AtomicU64::new(0),
+            turn: std::sync::Mutex::default(),
         });
         if before {
             shared.past_the_lane(1);

@@ -205,8 +205,9 @@ impl Registrar<'_> {
                 Err(error) => Err((error, region)),
             };
         }
-        if let Ok(mut old) = region.into_registration().downcast::<Registration>() {
-            old.end(None);
+        let (registration, _memory) = region.into_parts();
+        if let Ok(mut old) = registration.downcast::<Registration>() {
+            old.end(RowAfter::Kept);
         }
         Ok(self.enter(row, buffer, access))
     }
@@ -284,9 +285,17 @@ struct Registration {
     _release: ContextRelease,
 }
 
+/// What becomes of a registration's row.
+#[derive(Clone, Copy)]
+enum RowAfter {
+    Free,
+    /// The same region is registered anew in it.
+    Kept,
+}
+
 impl Registration {
-    /// Ends the registration. `row` is given back when no initiator can use the memory any more.
-    fn end(&mut self, row: Option<u32>) {
+    /// Ends the registration. Its row is given back when no initiator can use the memory any more.
+    fn end(&mut self, after: RowAfter) {
         if std::mem::replace(&mut self.is_over, true) || self.context.is_foreign() {
             return;
         }
@@ -299,6 +308,10 @@ impl Registration {
         // An initiator that executes now either saw that the key was cleared, or is seen executing below.
         asymmetric_fence::heavy();
         let stopped = self.queue_pairs.wait_for_initiators(&self.context);
+        let row = match after {
+            RowAfter::Free => Some(self.key % MAX_REGION as u32),
+            RowAfter::Kept => None,
+        };
         if !stopped.is_empty() {
             let kept = QuarantinedRegion {
                 row,
@@ -314,6 +327,6 @@ impl Registration {
 
 impl Drop for Registration {
     fn drop(&mut self) {
-        self.end(Some(self.key % MAX_REGION as u32));
+        self.end(RowAfter::Free);
     }
 }

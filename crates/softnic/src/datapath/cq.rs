@@ -1,11 +1,11 @@
 //! Completion queues. A CQ has many producers: this process's queue pairs and, for receives, the peers'
 //! processes. It may have several pollers.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use headworks_shm::lane::{pop_in_order, retire};
+use headworks_shm::lane::{LaneTurn, pop_in_order, retire};
 use headworks_shm::slot_queue::PushClaim;
 use headworks_shm::{
     BiasedLock, Lane, SingleConsumer, SlotError, SlotQueue, SlotQueueRef, WakeSender,
@@ -36,6 +36,17 @@ pub(crate) struct CqPort {
     /// it.
     channel: Option<WakeSender>,
     timestamps: bool,
+    /// Whether the queue may have a limit below its capacity.
+    is_limited: Limited,
+}
+
+/// Whether a queue may have a limit. A copy keeps the value of when it was made.
+struct Limited(AtomicBool);
+
+impl Clone for Limited {
+    fn clone(&self) -> Self {
+        Self(AtomicBool::new(self.0.load(Ordering::Relaxed)))
+    }
 }
 
 impl CqPort {
@@ -53,6 +64,7 @@ impl CqPort {
             has_channel: number != 0,
             channel: peer.own_channel(number),
             timestamps: cq.timestamps.load(Ordering::Relaxed) != 0,
+            is_limited: Limited(AtomicBool::new(cq.limit.load(Ordering::Relaxed) != 0)),
         })
     }
 
@@ -84,6 +96,7 @@ impl CqPort {
         if self.timestamps {
             slot.timestamp = clock::now().nanos();
         }
+        self.check_limit(|| self.queue.slots.len_hint())?;
         match self.queue.slots.claim_push(who) {
             Ok(claim) => {
                 crash_points::at("reserved");
@@ -101,6 +114,7 @@ impl CqPort {
 
     /// Reserves a place for a completion: the first half of [`CqPort::push`].
     pub(crate) fn reserve(&self, who: u16) -> Result<PushClaim, CqOverrun> {
+        self.check_limit(|| self.queue.slots.len_hint())?;
         let claimed = self.queue.slots.claim_push(who);
         claimed.map_err(|error| self.overrun(error))
     }
@@ -119,6 +133,24 @@ impl CqPort {
     /// Returns whether the producer `who` has reserved a place and not filled it.
     pub(crate) fn is_reserved_by(&self, who: u16) -> bool {
         self.queue.slots.is_reserved_by(who)
+    }
+
+    /// Returns an error, and marks the CQ as overrun, if it has a limit and holds as many completions.
+    #[inline(always)]
+    fn check_limit(&self, held: impl Fn() -> usize) -> Result<(), CqOverrun> {
+        match self.is_limited.0.load(Ordering::Relaxed) {
+            false => Ok(()),
+            true => self.check_limit_of_row(held()),
+        }
+    }
+
+    #[cold]
+    fn check_limit_of_row(&self, held: usize) -> Result<(), CqOverrun> {
+        let limit = self.row().limit.load(Ordering::Relaxed) as usize;
+        match limit != 0 && held >= limit {
+            true => Err(self.overrun(SlotError::Full)),
+            false => Ok(()),
+        }
     }
 
     #[cold]
@@ -196,13 +228,23 @@ pub(crate) trait Resume: Send + Sync + 'static {
     fn resume(&self, now: Instant);
 }
 
+/// What a poll takes completions from.
+struct CqConsumer {
+    queue: SingleConsumer<CqSlot>,
+    /// Completions that were taken out of the lane and the queue when others were discarded. They are polled first.
+    drained: VecDeque<CqSlot>,
+    turn: LaneTurn,
+}
+
 /// A completion queue of this process, on which queue pairs of type `Q` complete.
 pub(crate) struct SoftCq<Q> {
     pub(crate) context: Arc<Context>,
     pub(crate) row: u32,
     port: CqPort,
     /// Guards the only consumer of the queue and of the lane.
-    polling: BiasedLock<SingleConsumer<CqSlot>>,
+    polling: BiasedLock<CqConsumer>,
+    /// Number of completions in [`CqConsumer::drained`].
+    drained: AtomicUsize,
     /// Send completions of the one queue pair that may use it, without atomic instructions.
     lane: Lane<CqSlot>,
     /// Number of queue pairs with pending requests that complete here, plus one on a device with fault
@@ -243,6 +285,7 @@ impl<Q: Resume> SoftCq<Q> {
             .store(init.timestamps.into(), Ordering::Relaxed);
         entry.armed.disarm();
         entry.overrun.store(0, Ordering::Relaxed);
+        entry.limit.store(0, Ordering::Relaxed);
         entry.counts.clear();
         let number = channel.map_or(0, |channel| channel.number);
         entry.channel_number.store(number, Ordering::Relaxed);
@@ -256,13 +299,19 @@ impl<Q: Resume> SoftCq<Q> {
             has_channel: channel.is_some(),
             channel: channel.map(SoftChannel::sender),
             timestamps: init.timestamps,
+            is_limited: Limited(AtomicBool::new(false)),
         };
         Ok(Self {
             context: context.clone(),
             row,
             port,
             // SAFETY: peers only push into this process's CQs, and nothing else here pops from this queue.
-            polling: BiasedLock::new(unsafe { slots.single_consumer() }),
+            polling: BiasedLock::new(CqConsumer {
+                queue: unsafe { slots.single_consumer() },
+                drained: VecDeque::new(),
+                turn: LaneTurn::default(),
+            }),
+            drained: AtomicUsize::new(0),
             lane: Lane::new(capacity),
             waiting: AtomicUsize::new(context.hostility.is_some().into()),
             stalled: Mutex::default(),
@@ -305,9 +354,11 @@ impl<Q: Resume> SoftCq<Q> {
         }
     }
 
-    /// Runs `f` on every completion in the queue that is not polled yet. The lane is not visited.
-    pub(crate) fn each_unpolled(&self, f: impl FnMut(u64, CqSlot)) {
-        self.polling.lock().for_each_full(f);
+    /// Runs `f` on every receive completion that is not polled yet. The lane, which has none, is not visited.
+    pub(crate) fn each_unpolled(&self, mut f: impl FnMut(CqSlot)) {
+        let mut consumer = self.polling.lock();
+        consumer.drained.iter().copied().for_each(&mut f);
+        consumer.queue.for_each_full(|_, slot| f(slot));
     }
 
     /// Frees the places that the producer `who` reserved and did not fill. It was killed, or has been seen
@@ -315,7 +366,12 @@ impl<Q: Resume> SoftCq<Q> {
     pub(crate) fn recover(&self, who: u16) {
         let consumer = self.polling.lock();
         // SAFETY: a producer's claim lasts no longer than one execution, and that execution is over.
-        unsafe { consumer.queue().recover(|dead| dead == who, |_, _| {}) };
+        unsafe {
+            consumer
+                .queue
+                .queue()
+                .recover(|dead| dead == who, |_, _| {})
+        };
     }
 
     /// Lends the lane to the first queue pair that asks. Returns whether that is the caller.
@@ -341,6 +397,7 @@ impl<Q: Resume> SoftCq<Q> {
                 slot.timestamp = clock::now().nanos();
             }
         };
+        self.port.check_limit(|| self.lane.len_hint())?;
         // SAFETY: only the claimant's posting thread calls this, and it posts through `&mut`.
         let pushed = unsafe {
             self.lane.push(|place| {
@@ -364,7 +421,23 @@ impl<Q: Resume> CompletionQueue for SoftCq<Q> {
     }
 
     fn depth(&self) -> u32 {
-        self.port.queue.slots.capacity() as u32
+        match self.port.row().limit.load(Ordering::Relaxed) {
+            0 => self.port.queue.slots.capacity() as u32,
+            limit => limit,
+        }
+    }
+
+    fn resize(&self, entries: u32) -> Result<(), ResourceError> {
+        let capacity = self.port.queue.slots.capacity() as u32;
+        let least = self.counters().map_or(1, |counters| counters.unpolled);
+        let least = u32::try_from(least).unwrap_or(u32::MAX).max(1);
+        ResourceError::check("CQ depth", entries, least..=capacity)?;
+        // Rounded as the capacity is.
+        let limit = entries.next_power_of_two().max(2);
+        let limit = if limit < capacity { limit } else { 0 };
+        self.port.row().limit.store(limit, Ordering::Relaxed);
+        self.port.is_limited.0.store(true, Ordering::Relaxed);
+        Ok(())
     }
 
     fn poll(&self, out: &mut [Completion]) -> Result<usize, PollError> {
@@ -391,8 +464,39 @@ impl<Q: Resume> CompletionQueue for SoftCq<Q> {
         }
     }
 
+    fn discard(&self, is_gone: &dyn Fn(&Completion) -> bool) {
+        if self.context.is_foreign() {
+            return;
+        }
+        let slots = &self.port.queue.slots;
+        let mut consumer = self.polling.lock();
+        let CqConsumer {
+            queue,
+            drained,
+            turn,
+        } = &mut *consumer;
+        // What is pushed meanwhile is no more than both hold.
+        let most = 2 * slots.capacity();
+        // SAFETY: every consumer of the lane holds this lock.
+        let _ = unsafe {
+            pop_in_order(
+                &self.lane,
+                queue,
+                turn,
+                !slots.is_empty(),
+                most,
+                |_, slot| {
+                    drained.push_back(*slot);
+                },
+            )
+        };
+        drained.retain(|slot| !is_gone(&completion(slot)));
+        self.drained.store(drained.len(), Ordering::Relaxed);
+    }
+
     fn counters(&self) -> Option<CqCounters> {
-        let unpolled = self.lane.len_hint() + self.port.queue.slots.len_hint();
+        let drained = self.drained.load(Ordering::Relaxed);
+        let unpolled = drained + self.lane.len_hint() + self.port.queue.slots.len_hint();
         Some(self.port.row().counters(unpolled as u64))
     }
 }
@@ -403,7 +507,7 @@ impl<Q: Resume> SoftCq<Q> {
     fn take(&self, out: &mut [Completion]) -> Result<usize, PollError> {
         let slots = &self.port.queue.slots;
         let queued = !slots.is_empty();
-        if !queued && self.lane.is_empty() {
+        if !queued && self.lane.is_empty() && self.drained.load(Ordering::Relaxed) == 0 {
             return match self.port.row().overrun.load(Ordering::Relaxed) {
                 0 => Ok(0),
                 _ => Err(PollError::Overrun),
@@ -411,21 +515,33 @@ impl<Q: Resume> SoftCq<Q> {
         }
         let table = &self.context.table;
         let mut consumer = self.polling.lock();
+        let first = match consumer.drained.is_empty() {
+            true => 0,
+            false => self.take_drained(&mut consumer, out),
+        };
+        let out = &mut out[first..];
+        let CqConsumer { queue, turn, .. } = &mut *consumer;
         // SAFETY: every consumer of the lane holds this lock.
         let taken = unsafe {
-            pop_in_order(
-                &self.lane,
-                &mut consumer,
-                queued,
-                out.len(),
-                |index, slot| {
-                    out[index] = retired(table, slot);
-                },
-            )
+            pop_in_order(&self.lane, queue, turn, queued, out.len(), |index, slot| {
+                out[index] = retired(table, slot);
+            })
         };
-        let count = taken.map_err(|_| PollError::Corrupt)?;
+        let count = first + taken.map_err(|_| PollError::Corrupt)?;
         self.port.row().counts.took(count, self.lane.popped());
         Ok(count)
+    }
+
+    /// Takes completions that an earlier [`discard`](CompletionQueue::discard) left. Returns how many.
+    #[cold]
+    fn take_drained(&self, consumer: &mut CqConsumer, out: &mut [Completion]) -> usize {
+        let count = consumer.drained.len().min(out.len());
+        for (to, slot) in out.iter_mut().zip(consumer.drained.drain(..count)) {
+            *to = retired(&self.context.table, &slot);
+        }
+        self.drained
+            .store(consumer.drained.len(), Ordering::Relaxed);
+        count
     }
 
     /// Takes as many completions as the fault rules allow.

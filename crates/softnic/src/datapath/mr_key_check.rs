@@ -197,7 +197,7 @@ impl MrKeyCheck {
             && entry.is_live()
             && entry.access.contains(need)
         {
-            return entry.far(key, addr, len).ok_or(Refused);
+            return entry.far(peer, key, addr, len).ok_or(Refused);
         }
         self.miss(peer, (key, pd), addr, len, need)
     }
@@ -231,7 +231,7 @@ impl MrKeyCheck {
     ) -> Result<RemoteSpan, Refused> {
         let entry = CachedMr::load(peer, key, pd).ok_or(Refused)?;
         let allowed = entry.access.contains(need);
-        let far = entry.far(key, addr, len);
+        let far = entry.far(peer, key, addr, len);
         self.keep(key, entry);
         if allowed {
             far.ok_or(Refused)
@@ -306,16 +306,20 @@ impl CachedMr {
         self.life.expect as u32
     }
 
-    /// Returns `len` bytes at `addr`, if the region has them.
-    fn far(&self, key: u32, addr: u64, len: usize) -> Option<RemoteSpan> {
+    /// Returns `len` bytes at `addr`, if the region has them. `peer` is the context that it was read from.
+    fn far(&self, peer: &Peer, key: u32, addr: u64, len: usize) -> Option<RemoteSpan> {
         let offset = addr.wrapping_sub(self.addr);
         if !self.across {
             return self.mapped.span(offset, len).map(RemoteSpan::Mapped);
         }
-        let stretch = RemoteRange { addr, len };
-        self.mapped
-            .reaches(offset, len)
-            .then_some(RemoteSpan::Across { key, stretch })
+        let distance = peer.table.region(key).offset.load(Ordering::Relaxed);
+        std::sync::atomic::fence(Ordering::Acquire);
+        // The distance is of this registration only if the registration still lasts.
+        (self.is_live() && self.mapped.reaches(offset, len)).then_some(RemoteSpan::Across {
+            key,
+            stretch: RemoteRange { addr, len },
+            distance,
+        })
     }
 
     /// Reads a region's row. Its fields belong together only if the key is the same before and after.

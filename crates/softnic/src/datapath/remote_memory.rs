@@ -1,7 +1,5 @@
 //! Memory of the peer, mapped in this process or not, and copies to and from it.
 
-use std::sync::atomic::Ordering;
-
 use rustix::io::Errno;
 
 use crate::datapath::copy::{Span, copy_spans, cut};
@@ -14,8 +12,13 @@ use crate::table::rows::MAX_SGE;
 pub(crate) enum RemoteSpan {
     /// Mapped in this process.
     Mapped(Span),
-    /// Mapped only in the peer's process, as part of the region `key`. The addresses are those of the region.
-    Across { key: u32, stretch: RemoteRange },
+    /// Mapped only in the peer's process, as part of the region `key`. The addresses are those that requests use; the memory is at
+    /// this distance from them.
+    Across {
+        key: u32,
+        stretch: RemoteRange,
+        distance: u64,
+    },
 }
 
 /// The reason why bytes were not copied.
@@ -70,7 +73,7 @@ pub(crate) fn transfer(
     let until = room.min(*done + budget as u64);
     while *done < until {
         let at = *done;
-        let step = match run(peer, there, at, (until - at) as usize) {
+        let step = match run(there, at, (until - at) as usize) {
             CopyRun::End => break,
             CopyRun::Mapped(span) => {
                 let mut parts = [Span::EMPTY; MAX_SGE];
@@ -115,7 +118,7 @@ enum CopyRun {
 }
 
 /// Returns the run that begins at byte `skip` of `there`, of at most `budget` bytes.
-fn run(peer: &Peer, there: &[RemoteSpan], mut skip: u64, budget: usize) -> CopyRun {
+fn run(there: &[RemoteSpan], mut skip: u64, budget: usize) -> CopyRun {
     let (mut stretches, mut count, mut len) = ([RemoteRange::EMPTY; MAX_SGE], 0, 0);
     let mut first = (0, RemoteRange::EMPTY);
     for far in there {
@@ -133,14 +136,16 @@ fn run(peer: &Peer, there: &[RemoteSpan], mut skip: u64, budget: usize) -> CopyR
                 cut(&[*span], skip, part, &mut out);
                 return CopyRun::Mapped(out[0]);
             }
-            RemoteSpan::Across { key, stretch } if part > 0 && count < MAX_SGE => {
+            RemoteSpan::Across {
+                key,
+                stretch,
+                distance,
+            } if part > 0 && count < MAX_SGE => {
                 let addr = stretch.addr.wrapping_add(skip);
                 if count == 0 {
                     first = (*key, RemoteRange { addr, len: part });
                 }
-                // Regions of private memory store how far it is from the addresses that requests use.
-                let distance = peer.table.held_region(*key).offset.load(Ordering::Relaxed);
-                let addr = addr.wrapping_add(distance);
+                let addr = addr.wrapping_add(*distance);
                 stretches[count] = RemoteRange { addr, len: part };
                 count += 1;
                 len += part;

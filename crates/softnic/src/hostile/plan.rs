@@ -169,7 +169,7 @@ const POLLS: u32 = 6;
 /// Number of steps in which bytes are placed.
 const STEPS: u32 = 4;
 
-/// Makes the rules of these faults, in order: of several that would occur, the first does.
+/// Makes the rules of these faults, in order: of several that would occur at one point of a request, the first does.
 ///
 /// # Errors
 ///
@@ -192,7 +192,7 @@ pub fn rules_of(faults: &[FaultSpec], seed: u64) -> Result<Rules, BadFault> {
     Ok(all)
 }
 
-/// Does the same with faults that are separated by semicolons.
+/// Reads faults that are separated by semicolons, and makes their rules.
 ///
 /// # Errors
 ///

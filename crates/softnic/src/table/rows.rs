@@ -76,6 +76,8 @@ pub(crate) struct CqRow {
     pub(crate) armed: EventCount,
     /// 1 once a producer found the queue full, 2 once the owner has raised the event for it.
     pub(crate) overrun: AtomicU32,
+    /// Number of completions from which on the queue counts as full; 0: as many as it has memory for.
+    pub(crate) limit: AtomicU32,
     pub(crate) counts: CqCounts,
 }
 

@@ -565,8 +565,9 @@ impl Engine {
     }
 
     /// Returns how long the peer asks to be waited for when it has no receive posted; `None` until the
-    /// peer is known.
-    pub(crate) fn rnr_timer(&self) -> Option<RnrTimer> {
+    /// peer is found.
+    pub(crate) fn rnr_timer(&mut self, core: &QpCore) -> Option<RnrTimer> {
+        self.look_up(core);
         self.remote_qp.get().map(RemoteQp::rnr_timer)
     }
 

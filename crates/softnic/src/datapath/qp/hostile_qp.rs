@@ -66,6 +66,10 @@ pub(crate) struct RequestFaults {
     rest: u32,
     until: Instant,
     kill: Option<Status>,
+    /// The number of turns at which the rules were asked about placing. They are asked once at each.
+    asked: Option<u32>,
+    /// Whether the message is to be lost.
+    lost: bool,
     /// How often the request was denied a receive.
     denials: u32,
     /// How often a part of the request was executed.
@@ -300,14 +304,18 @@ impl Pending {
             if needs_receive
                 && waiting.progress.claim.is_none()
                 && faults.denials < REFUSALS.min(rnr_retry.into())
+                && let Some(timer) = engine.rnr_timer(core)
                 && judge(waiting, FaultPoint::Receive, faults.denials) == Verdict::Refuse
-                && let Some(timer) = engine.rnr_timer()
             {
                 faults.denials += 1;
                 faults.until = now + timer.duration();
                 break 'moved StepOutcome::Rests(faults.until);
             }
-            if faults.kill.is_none() {
+            if faults.kill.is_none() && faults.asked != Some(faults.turns) {
+                faults.asked = Some(faults.turns);
+                if !core.is_reliable() && faults.turns == 0 {
+                    faults.lost = judge(waiting, FaultPoint::Datagram, 0) == Verdict::Refuse;
+                }
                 match judge(waiting, FaultPoint::Place, faults.turns) {
                     Verdict::Kill(status) => faults.kill = Some(status),
                     Verdict::Scatter(steps) if faults.turns == 0 => {
@@ -330,9 +338,7 @@ impl Pending {
                     other => other,
                 });
             }
-            if !core.is_reliable() && faults.turns == 0 {
-                waiting.progress.lost = judge(waiting, FaultPoint::Datagram, 0) == Verdict::Refuse;
-            }
+            waiting.progress.lost = faults.lost && faults.turns == 0;
             // A failure fails the peer's queue pair too, so a request that would fail waits until those
             // before it have ended.
             if at > 0 && !engine.reaches(core, &waiting.request().0) {

@@ -627,7 +627,7 @@ impl QpCore {
         // Linear time, not quadratic: both queues may be long, and a broken peer may have taken all receives.
         let mut unpolled = HashSet::new();
         if !taken.is_empty() {
-            self.recv_cq.each_unpolled(|_, slot| {
+            self.recv_cq.each_unpolled(|slot| {
                 if slot.qpn == self.qpn && Opcode::from_code(slot.opcode).is_recv() {
                     unpolled.insert(slot.position);
                 }

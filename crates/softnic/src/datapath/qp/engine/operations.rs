@@ -95,7 +95,7 @@ impl Operation<'_> {
         }
         let word = match self.there(remote, 8, Access::REMOTE_ATOMIC) {
             Ok(RemoteSpan::Mapped(word)) if word.is_aligned_word() => word,
-            Ok(RemoteSpan::Across { key, stretch }) => {
+            Ok(RemoteSpan::Across { key, stretch, .. }) => {
                 // Only its owner can execute an atomic on memory that is not mapped here.
                 let why = CopyError::Refused { key, stretch };
                 return unmoved(self.remote_qp, why, what, self.progress);
