@@ -121,7 +121,7 @@ const fn ucx(
 }
 
 /// Iterations of a perftest tool, and the GID with the IPv4 address.
-const FEW: &str = "-x 1 -n 50";
+const FEW: &str = "-x 1 -n 20";
 /// A run of one second. perftest ignores the number of iterations then.
 const TIMED: Group = ending("-x 1", &["-D 1"]);
 /// A run without end, with one report each second.

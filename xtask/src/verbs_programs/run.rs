@@ -62,7 +62,7 @@ impl DropIn {
                 match self.one(program, group, words.trim(), folder.path()) {
                     Ok(()) => count.worked += 1,
                     Err(why) => {
-                        tell(&format!("{} {words}: {why}", program.command));
+                        tell(&format!("{} {}: {why}", program.command, words.trim()));
                         let shown = match options.is_empty() {
                             true => group.always,
                             false => options,
