@@ -11,6 +11,7 @@
 //! | [`fuzz`] | runs a fuzz target, guided by coverage |
 //! | [`install`] | installs the C library below a prefix |
 //! | [`rxe`] | runs a program in a virtual machine with the kernel's software RDMA devices |
+//! | [`verbs_programs`] | runs programs of others on the drop-in libibverbs, and keeps a table of what works |
 //!
 //! The first three run as ordinary tests (`cargo test -p xtask`), the fourth as `cargo xtask ci`.
 #![forbid(unsafe_code)]
@@ -24,6 +25,7 @@ pub mod layering;
 pub mod module_cycles;
 pub mod rxe;
 pub mod tidy;
+pub mod verbs_programs;
 
 /// The root folder of the workspace.
 pub fn root() -> PathBuf {

@@ -1,10 +1,10 @@
 //! `cargo xtask ci [STEP…]` runs the checks that a change must pass. `cargo xtask fuzz` searches for inputs.
 //! `cargo xtask rxe` runs a program on real verbs in a virtual machine. `cargo xtask install-c` installs the
-//! C library.
+//! C library. `cargo xtask verbs-programs` runs programs of others on the drop-in libibverbs.
 
 use std::process::ExitCode;
 
-use xtask::{ci, fuzz, install, rxe};
+use xtask::{ci, fuzz, install, rxe, verbs_programs};
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
@@ -32,6 +32,11 @@ fn main() -> ExitCode {
             Ok(status) => return ExitCode::from(status),
             Err(message) => Err(message),
         },
+        Some((command, [help])) if command == "verbs-programs" && asks_for_help(help) => {
+            print!("{}", verbs_programs::USAGE);
+            return ExitCode::SUCCESS;
+        }
+        Some((command, args)) if command == "verbs-programs" => verbs_programs::run(args),
         _ => Err(usage()),
     };
     match done {
@@ -52,6 +57,7 @@ fn usage() -> String {
     let mut text = "usage: cargo xtask ci [STEP…]\n       \
                     cargo xtask fuzz TARGET [--seconds N] [--seed N] [--into FOLDER]\n       \
                     cargo xtask rxe [--seconds N] PROGRAM [ARG…]\n       \
+                    cargo xtask verbs-programs [--check | --write] [--rxe] [PROGRAM…]\n       \
                     cargo xtask install-c --prefix DIR [--debug]\n\nsteps:\n"
         .to_owned();
     for step in ci::STEPS {
