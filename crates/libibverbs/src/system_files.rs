@@ -6,7 +6,7 @@
 
 use headworks_verbs::Gid;
 
-use crate::devices::{Link, PKEY, PORT, VerbsDevice};
+use crate::devices::{GID_PLACES, Link, PKEY, PORT, VerbsDevice};
 
 /// A file or directory that programs see.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -156,8 +156,12 @@ fn of_port(device: &VerbsDevice, path: &[&str]) -> Option<SystemFile> {
             Link::Ethernet => "Ethernet\n",
             Link::Infiniband => "InfiniBand\n",
         }),
-        ["gids"] | ["gid_attrs", "types" | "ndevs"] => Some(numbered(gids.len())),
-        ["gids", index] => text(&groups(&gid(index)?.0)),
+        ["gids"] => Some(numbered(GID_PLACES)),
+        ["gid_attrs", "types" | "ndevs"] => Some(numbered(gids.len())),
+        ["gids", index] => {
+            let index: usize = index.parse().ok().filter(|index| *index < GID_PLACES)?;
+            text(&groups(&gids.get(index).copied().unwrap_or_default().0))
+        }
         ["gid_attrs"] => Some(listed(&["ndevs", "types"])),
         ["gid_attrs", "types", index] => {
             let Gid(_) = gid(index)?;
@@ -247,7 +251,7 @@ mod tests {
                 "/mlx5_2",
                 "/mlx5_0/device",
                 "/mlx5_0/ports/2",
-                "/mlx5_0/ports/1/gids/7",
+                "/mlx5_0/ports/1/gids/8",
             ] {
                 let path = format!("{CLASS}{absent}");
                 assert_eq!(look_up(&two, &path), Some(None), "{absent}");

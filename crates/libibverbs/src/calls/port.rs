@@ -3,10 +3,11 @@
 
 use std::ffi::{c_int, c_void};
 
+use headworks_verbs::Gid;
 use headworks_verbs_abi as abi;
 use headworks_verbs_abi::gid::words_of_gid;
 
-use crate::devices::{Link, PKEY, PORT, describe_port};
+use crate::devices::{GID_PLACES, Link, PKEY, PORT, describe_port};
 use crate::errors::{Errno, number, status};
 use crate::objects::{ContextObject, zeroed};
 
@@ -80,7 +81,11 @@ pub(crate) unsafe extern "C" fn query_gid(
         // SAFETY: the program passes an open context, and room for a GID.
         let (context, gid) = unsafe { (ContextObject::of(context)?, gid.as_mut()) };
         check_port(port.into())?;
-        let known = context.about.gid(index.into()).ok_or(Errno::INVALID)?;
+        // The GID of an empty place is zero.
+        let known = match context.about.gid(index.into()) {
+            None if (0..GID_PLACES as c_int).contains(&index) => Gid::default(),
+            known => known.ok_or(Errno::INVALID)?,
+        };
         *gid.ok_or(Errno::INVALID)? = words_of_gid(known);
         Ok(0)
     })

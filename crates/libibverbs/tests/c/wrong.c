@@ -15,7 +15,7 @@ int main(void) {
   CHECK(ibv_query_port(context, 2, &port) == EINVAL);
   CHECK(!ibv_query_port(context, 1, &port) && port.state == IBV_PORT_ACTIVE);
   union ibv_gid gid;
-  CHECK(ibv_query_gid(context, 1, 2, &gid) == -1);
+  CHECK(ibv_query_gid(context, 1, 8, &gid) == -1);
   CHECK(!ibv_query_gid(context, 1, 1, &gid) && gid.raw[10] == 0xff);
   struct ibv_gid_entry entries[2];
   CHECK(ibv_query_gid_table(context, entries, 2, 0) == 2);
