@@ -8,7 +8,7 @@
 //! | `outputs` | reads what programs print: pure |
 //! | `table` | the table as Markdown, and its comparison with the documentation: pure |
 //!
-//! The table is in [`DOCUMENT`], between two lines that name the command.
+//! The table is in `docs/unmodified-verbs-programs.md`, between two lines that name the command.
 
 use std::env;
 use std::fmt::Write as _;

@@ -199,11 +199,11 @@ unsafe fn pop_by_turns<T: ShmSafe>(
         }
         let until = turn.0.map(|turn| turn.lane);
         let is_before = || until.is_none_or(|until| (until.wrapping_sub(lane.popped()) as i64) > 0);
-        // SAFETY: this function has the same contract.
-        while count < most
-            && is_before()
-            && unsafe { lane.pop(|value| take(count, value)) }.is_some()
-        {
+        while count < most && is_before() {
+            // SAFETY: this function has the same contract.
+            if unsafe { lane.pop(|value| take(count, value)) }.is_none() {
+                break;
+            }
             count += 1;
         }
         let Some(Turn { queue: until, .. }) = turn.0 else {

@@ -540,7 +540,7 @@ macro_rules! interpose {
             )*)*
         }
 
-        /// All of them.
+        /// The functions above, to look up at load.
         static ALL: &[&Next] = &[$($(&next::$name,)*)*];
     };
 }

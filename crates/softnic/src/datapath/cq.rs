@@ -305,8 +305,8 @@ impl<Q: Resume> SoftCq<Q> {
             context: context.clone(),
             row,
             port,
-            // SAFETY: peers only push into this process's CQs, and nothing else here pops from this queue.
             polling: BiasedLock::new(CqConsumer {
+                // SAFETY: peers only push into this process's CQs, and nothing else here pops from this queue.
                 queue: unsafe { slots.single_consumer() },
                 drained: VecDeque::new(),
                 turn: LaneTurn::default(),
