@@ -67,7 +67,7 @@ fn a_wrong_option_of_a_hostile_device_is_one_line() {
         (
             "soft,hostile,losses=0",
             "losses=0",
-            "losses=N, one datagram in N",
+            "losses=N, one datagram or UC message in N",
         ),
         ("soft,kills=9", "kills=9", kills),
         (
