@@ -115,11 +115,20 @@ impl FaultArgs {
     }
 }
 
+/// Largest file of faults.
+const PLAN_BYTES_MAX: u64 = 1 << 20;
+
 /// Reads a file of faults.
 fn read(path: &Path) -> anyhow::Result<(PlanFile, Vec<FaultSpec>)> {
     let shown = path.display();
-    let text = std::fs::read_to_string(path)
-        .map_err(|error| bad_input(format_args!("cannot read the fault plan {shown}: {error}")))?;
+    let cannot = |error| bad_input(format_args!("cannot read the fault plan {shown}: {error}"));
+    let about = std::fs::metadata(path).map_err(cannot)?;
+    if !about.is_file() || about.len() > PLAN_BYTES_MAX {
+        return Err(bad_input(format_args!(
+            "the fault plan {shown} must be a file of at most {PLAN_BYTES_MAX} bytes"
+        )));
+    }
+    let text = std::fs::read_to_string(path).map_err(cannot)?;
     parse(&text).map_err(|line| bad_input(format_args!("{shown}: {line}")))
 }
 

@@ -7,11 +7,11 @@
 
 use std::collections::BTreeMap;
 use std::ffi::{CStr, c_char, c_int, c_void};
-use std::os::fd::IntoRawFd;
+use std::os::fd::{AsRawFd, IntoRawFd};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 
-use rustix::fs::{MemfdFlags, SeekFrom, memfd_create, seek};
+use rustix::fs::{MemfdFlags, Mode, OFlags, SeekFrom, fchmod, memfd_create, seek};
 use rustix::io::write;
 
 use super::device::known;
@@ -73,9 +73,10 @@ impl Next {
 ///
 /// # Safety
 ///
-/// `path` is null or ends with a zero.
+/// `path` is in the first page, or ends with a zero.
 unsafe fn system_file(path: *const c_char) -> Option<Option<SystemFile>> {
-    if path.is_null() {
+    // The first page is never mapped: libc's function says so.
+    if path.addr() < 4096 {
         return None;
     }
     // SAFETY: the caller says so.
@@ -112,6 +113,18 @@ fn text_file(text: &str, closes_on_exec: bool) -> Result<c_int, c_int> {
         let count = write(&file, rest).map_err(|error| error.raw_os_error())?;
         rest = &rest[count..];
     }
+    // Readable only, as the kernel's are.
+    let mode = Mode::from_raw_mode(0o444);
+    fchmod(&file, mode).map_err(|error| error.raw_os_error())?;
+    let own = format!("/proc/self/fd/{}", file.as_raw_fd());
+    let flags = match closes_on_exec {
+        true => OFlags::RDONLY | OFlags::CLOEXEC,
+        false => OFlags::RDONLY,
+    };
+    if let Ok(readable) = rustix::fs::open(own, flags, Mode::empty()) {
+        return Ok(readable.into_raw_fd());
+    }
+    // Without /proc the program gets this one.
     seek(&file, SeekFrom::Start(0)).map_err(|error| error.raw_os_error())?;
     Ok(file.into_raw_fd())
 }
@@ -137,9 +150,12 @@ unsafe fn open_file(next: &Next, mut args: [usize; 5], at: usize) -> usize {
         return unsafe { next.call(args) };
     };
     let flags = args[at + 1] as c_int;
-    let is_read = flags & libc::O_ACCMODE == libc::O_RDONLY;
+    let is_read = flags & (libc::O_ACCMODE | libc::O_TRUNC) == libc::O_RDONLY;
+    const NEW: c_int = libc::O_CREAT | libc::O_EXCL;
     match file {
         None => fail(libc::ENOENT, -1),
+        Some(_) if flags & NEW == NEW => fail(libc::EEXIST, -1),
+        Some(SystemFile::Text(_)) if flags & libc::O_DIRECTORY != 0 => fail(libc::ENOTDIR, -1),
         Some(SystemFile::Text(text)) if is_read => {
             match text_file(&text, flags & libc::O_CLOEXEC != 0) {
                 Ok(file) => file as usize,
@@ -170,6 +186,56 @@ unsafe fn ask(next: &Next, mut args: [usize; 5], at: usize) -> usize {
     }
     // SAFETY: as this function; the path may be another.
     unsafe { next.call(args) }
+}
+
+/// Asks for a file's attributes, which are written to a `struct stat` behind the path.
+///
+/// # Safety
+///
+/// As [`ask`].
+unsafe fn ask_attributes_of(next: &Next, args: [usize; 5], at: usize) -> usize {
+    // SAFETY: as this function.
+    unsafe { ask_numbered(next, args, at, (args[at + 1], INODE_IN_STAT)) }
+}
+
+/// Asks for a file's attributes: `statx(directory, path, flags, mask, to)`.
+///
+/// # Safety
+///
+/// As [`ask`].
+unsafe fn ask_extended(next: &Next, args: [usize; 5], at: usize) -> usize {
+    // SAFETY: as this function.
+    unsafe { ask_numbered(next, args, at, (args[4], INODE_IN_STATX)) }
+}
+
+/// Where the number of the inode is in both structs, in bytes.
+const INODE_IN_STAT: usize = std::mem::offset_of!(libc::stat64, st_ino);
+const INODE_IN_STATX: usize = std::mem::offset_of!(libc::statx, stx_ino);
+
+/// Does what [`ask`] does, and gives each system file an inode of its own, which the stand-ins have not.
+///
+/// # Safety
+///
+/// As [`ask`]; `to` is the address of the struct that is written, and where the inode is in it.
+unsafe fn ask_numbered(
+    next: &Next,
+    args: [usize; 5],
+    at: usize,
+    (to, inode): (usize, usize),
+) -> usize {
+    let path = args[at] as *const c_char;
+    // SAFETY: the program passes a path, and room for the struct. The number is aligned in it.
+    unsafe {
+        let found = ask(next, args, at);
+        if found as c_int == 0 && matches!(system_file(path), Some(Some(_))) {
+            let path = CStr::from_ptr(path).to_bytes();
+            let hash = path.iter().fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| {
+                (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3)
+            });
+            ((to + inode) as *mut u64).write(hash);
+        }
+        found
+    }
 }
 
 /// Opens a file as a stream.
@@ -562,9 +628,12 @@ interpose! {
     open_file 0 or -1 { open open64 __open_2 __open64_2 }
     open_file 1 or -1 { openat openat64 __openat_2 __openat64_2 }
     open_stream 0 or 0 { fopen fopen64 }
-    ask 0 or -1 { access euidaccess eaccess stat stat64 lstat lstat64 }
-    ask 1 or -1 { faccessat fstatat fstatat64 statx __xstat __xstat64 __lxstat __lxstat64 }
-    ask 2 or -1 { __fxstatat __fxstatat64 }
+    ask 0 or -1 { access euidaccess eaccess }
+    ask 1 or -1 { faccessat }
+    ask_attributes_of 0 or -1 { stat stat64 lstat lstat64 }
+    ask_attributes_of 1 or -1 { fstatat fstatat64 __xstat __xstat64 __lxstat __lxstat64 }
+    ask_attributes_of 2 or -1 { __fxstatat __fxstatat64 }
+    ask_extended 1 or -1 { statx }
     read_link 0 or -1 { readlink }
     read_link 1 or -1 { readlinkat }
     ask_attributes 0 or -1 { getxattr lgetxattr listxattr llistxattr }

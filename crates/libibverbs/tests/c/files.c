@@ -50,6 +50,16 @@ int main(void) {
   CHECK(!fstatat(AT_FDCWD, PORT "/lid", &about, 0) && S_ISREG(about.st_mode));
   CHECK(!stat("/dev/infiniband/uverbs0", &about) && S_ISCHR(about.st_mode));
   CHECK(stat(ROOT "/mlx5_0", &about) && errno == ENOENT);
+  ino_t number = about.st_ino;
+  CHECK(!stat(PORT "/state", &about));
+  number = about.st_ino;
+  CHECK(!stat(PORT "/rate", &about) && about.st_ino != number);
+  CHECK(open(PORT "/state", O_RDONLY | O_TRUNC) < 0 && errno == EACCES);
+  CHECK(open(PORT "/state", O_RDONLY | O_CREAT | O_EXCL, 0600) < 0);
+  CHECK(errno == EEXIST);
+  CHECK(open(PORT "/state", O_RDONLY | O_DIRECTORY) < 0 && errno == ENOTDIR);
+  file = open(PORT "/state", O_RDONLY);
+  CHECK(write(file, "x", 1) < 0 && errno == EBADF && !close(file));
   CHECK(!access(PORT, F_OK) && access(ROOT "/headworks_0/device", F_OK));
   struct statx more;
   CHECK(!statx(AT_FDCWD, ROOT, 0, STATX_TYPE, &more) && S_ISDIR(more.stx_mode));
