@@ -37,7 +37,7 @@ pub struct Filters {
     pub after: u64,
     /// Ordinal of the last request that is concerned, from 1.
     pub until: Option<u64>,
-    /// Of the requests after [`Filters::after`], each so many-th is concerned.
+    /// The fault concerns every N-th request, counted from the first one after [`Filters::after`].
     pub every: Option<u64>,
     /// Smallest length of a request, in bytes.
     pub bytes: u64,
@@ -119,7 +119,7 @@ impl fmt::Display for Rate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { of, among } = *self;
         let scale = among / 100;
-        // Of parts in a power of ten from 100 on, as many decimals as it has zeros more.
+        // A denominator of 100 needs no decimals. Each further factor of ten needs one.
         let decimals = scale
             .checked_ilog10()
             .filter(|decimals| *decimals <= DECIMALS_MAX && 100 * 10u64.pow(*decimals) == among);

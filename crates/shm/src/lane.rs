@@ -215,7 +215,7 @@ unsafe fn pop_by_turns<T: ShmSafe>(
         // At least one, since the hint may lag behind the value that was seen.
         loop {
             let Some((position, value)) = queue.pop()? else {
-                // What is first in the queue is reserved, and not written yet.
+                // A producer has reserved the first slot of the queue and has not written it yet.
                 turn.0 = None;
                 // SAFETY: this function has the same contract.
                 while count < most && unsafe { lane.pop(|value| take(count, value)) }.is_some() {
@@ -319,7 +319,7 @@ mod turn_tests {
                     assert_eq!(took, Ok(most));
                 }
             }
-            // What was in the lane when the queue was seen came first.
+            // The consumer took the values first that the lane held when it saw the queue.
             assert!(next_in_lane >= LANE as u64);
         }
     }

@@ -81,7 +81,7 @@ impl PlanEntry {
     }
 }
 
-/// What the library is told.
+/// The faults and the seed, as `headworks verbs` passes them to the library.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct FaultPlan {
     /// The faults, separated by semicolons.

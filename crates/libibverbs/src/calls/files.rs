@@ -24,7 +24,7 @@ use crate::system_files::{SystemFile, is_ours, look_up};
 /// A function of libc that this library has under the same name, looked up when it is needed first.
 struct Next {
     name: &'static CStr,
-    /// What the function returns when it fails.
+    /// Value that the function returns on failure.
     failure: isize,
     function: AtomicPtr<c_void>,
 }

@@ -156,7 +156,7 @@ impl Quarantined for QuarantinedRegion {
     }
 }
 
-/// What a registration is made with.
+/// Registers memory in a protection domain of a context.
 pub(crate) struct Registrar<'a> {
     pub(crate) context: &'a Arc<Context>,
     pub(crate) buffers: &'a Buffers,
@@ -285,7 +285,7 @@ struct Registration {
     _release: ContextRelease,
 }
 
-/// What becomes of a registration's row.
+/// State of a registration's row after the registration has ended.
 #[derive(Clone, Copy)]
 enum RowAfter {
     Free,
