@@ -228,7 +228,7 @@ pub(crate) trait Resume: Send + Sync + 'static {
     fn resume(&self, now: Instant);
 }
 
-/// What a poll takes completions from.
+/// Consumer side of a completion queue.
 struct CqConsumer {
     queue: SingleConsumer<CqSlot>,
     /// Completions that were taken out of the lane and the queue when others were discarded. They are polled first.

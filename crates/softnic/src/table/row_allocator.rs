@@ -84,6 +84,22 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_row_advances_only_as_far_as_it_has_generations() {
+        let rows = Rows::new(0, 1);
+        let row = rows.take("rows").unwrap();
+        assert_eq!(rows.advance(row, 1 << 18), Some(1 + (1 << 18)));
+        assert_eq!(rows.advance(row, u32::MAX), None);
+        assert_eq!(rows.generation(row), 1 + (1 << 18));
+        assert_eq!(
+            rows.advance(row, u32::MAX - rows.generation(row)),
+            Some(u32::MAX)
+        );
+        // A row without generations is not used again.
+        rows.give_back(row);
+        assert!(rows.take("rows").is_err());
+    }
+
+    #[test]
     fn a_row_never_has_a_generation_twice() {
         let rows = Rows::new(0, 2);
         rows.age(1, u32::MAX - 2);
