@@ -17,6 +17,7 @@ mod failures;
 mod features;
 mod rxe;
 mod unprivileged;
+mod verbs_programs;
 
 /// An integration step.
 #[derive(Clone, Copy, Debug)]
@@ -93,6 +94,12 @@ pub const STEPS: &[Step] = &[
         about: "the program runs: devices, the demo of the README, two quick experiments",
         budget: seconds(150),
         run: smoke,
+    },
+    Step {
+        name: "verbs-programs",
+        about: "programs of others on the drop-in libibverbs: does what the table says still work?",
+        budget: seconds(300),
+        run: verbs_programs::run,
     },
     Step {
         name: "rxe",

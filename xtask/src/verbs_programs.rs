@@ -134,6 +134,14 @@ pub fn run(args: &[String]) -> Result<bool, String> {
     }
 }
 
+/// Builds the drop-in library and `headworks` with these arguments of cargo, runs all programs, and compares the table with the
+/// documentation. Returns the programs that are not installed.
+pub(crate) fn build_and_check(build: &[&str]) -> Result<Vec<String>, String> {
+    let rows = rows(&drop_in(build)?, &Args::default())?;
+    print!("{}", table::markdown(&rows));
+    check(&rows)
+}
+
 fn drop_in(build: &[&str]) -> Result<DropIn, String> {
     let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(cargo);
@@ -191,7 +199,7 @@ fn check(rows: &[Row]) -> Result<Vec<String>, String> {
 }
 
 /// Says how the missing packages are installed.
-fn install(missing: &[String]) -> String {
+pub(crate) fn install(missing: &[String]) -> String {
     format!("missing: apt-get install {} (Debian)", missing.join(" "))
 }
 

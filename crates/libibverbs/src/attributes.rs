@@ -127,14 +127,58 @@ pub(crate) fn modification(
     Ok(out)
 }
 
+/// The attributes of a queue pair that were set. Without those that the device has not: a queue pair takes less memory.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct KnownAttr {
+    ah_attr: abi::AhAttr,
+    path_mtu: i32,
+    qkey: u32,
+    rq_psn: u32,
+    sq_psn: u32,
+    dest_qp_num: u32,
+    qp_access_flags: u32,
+    pkey_index: u16,
+    port_num: u8,
+    max_rd_atomic: u8,
+    max_dest_rd_atomic: u8,
+    min_rnr_timer: u8,
+    timeout: u8,
+    retry_cnt: u8,
+    rnr_retry: u8,
+}
+
+impl KnownAttr {
+    /// All attributes, as a program is told them.
+    pub(crate) fn with(&self, state: i32, cap: abi::QpCap) -> abi::QpAttr {
+        abi::QpAttr {
+            qp_state: state,
+            cur_qp_state: state,
+            path_mtu: self.path_mtu,
+            qkey: self.qkey,
+            rq_psn: self.rq_psn,
+            sq_psn: self.sq_psn,
+            dest_qp_num: self.dest_qp_num,
+            qp_access_flags: self.qp_access_flags,
+            cap,
+            ah_attr: self.ah_attr,
+            pkey_index: self.pkey_index,
+            max_rd_atomic: self.max_rd_atomic,
+            max_dest_rd_atomic: self.max_dest_rd_atomic,
+            min_rnr_timer: self.min_rnr_timer,
+            port_num: self.port_num,
+            timeout: self.timeout,
+            retry_cnt: self.retry_cnt,
+            rnr_retry: self.rnr_retry,
+            ..abi::QpAttr::default()
+        }
+    }
+}
+
 /// Records in `known` what a modification changed, for `ibv_query_qp`.
-pub(crate) fn record(known: &mut abi::QpAttr, attr: &abi::QpAttr, bits: i32) {
+pub(crate) fn record(known: &mut KnownAttr, attr: &abi::QpAttr, bits: i32) {
     let has = |bit: i32| bits & bit != 0;
     if has(mask::STATE) && attr.qp_state == QpState::Reset as i32 {
-        *known = abi::QpAttr {
-            cap: known.cap,
-            ..abi::QpAttr::default()
-        };
+        *known = KnownAttr::default();
         return;
     }
     macro_rules! copy {
@@ -243,7 +287,7 @@ mod tests {
             (Qpn::new(0x1234), Some(Mtu::B1024))
         );
         assert_eq!((out.rq_psn, out.timeout), (None, None));
-        let mut known = abi::QpAttr::default();
+        let mut known = KnownAttr::default();
         record(&mut known, &attr, bits);
         assert_eq!(
             (known.dest_qp_num, known.timeout, known.rq_psn),

@@ -241,6 +241,7 @@ c_structs! {
     }
 
     /// A queue pair.
+    #[derive(Clone, Copy)]
     ibv_qp as Qp is 160 {
         0 context: *mut Context,
         8 qp_context: *mut c_void,

@@ -34,7 +34,7 @@ pub(super) struct DropIn {
 }
 
 impl DropIn {
-    /// Runs one program with all its sets of options. `tell` gets a line for each set that does not work.
+    /// Runs one program with all its sets of options. `tell` gets a line for each run that does not work.
     pub(super) fn row(
         &self,
         program: &Program,
@@ -59,10 +59,17 @@ impl DropIn {
                 let folder = tempfile::tempdir().map_err(|error| format!("a folder: {error}"))?;
                 let words = format!("{} {options}", group.always);
                 count.run += 1;
-                match self.one(program, group, words.trim(), folder.path()) {
+                let said = format!("{} {}", program.command, words.trim());
+                let once = || self.one(program, group, words.trim(), folder.path());
+                // Some programs measure for a moment only, and fail if the machine does something else meanwhile.
+                let tried = once().or_else(|why| {
+                    tell(&format!("{said}: {why}; again"));
+                    once()
+                });
+                match tried {
                     Ok(()) => count.worked += 1,
                     Err(why) => {
-                        tell(&format!("{} {}: {why}", program.command, words.trim()));
+                        tell(&format!("{said}: {why}"));
                         let shown = match options.is_empty() {
                             true => group.always,
                             false => options,

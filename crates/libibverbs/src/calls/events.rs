@@ -19,7 +19,7 @@ fn event_of(context: &ContextObject, said: AsyncEvent) -> Option<abi::AsyncEvent
         // SAFETY: a queue pair leaves the list, under its lock, before it is freed.
         let known: &QpObject = unsafe { &*known };
         known.events.hand_out();
-        Some(known.front.get().cast())
+        Some(known.base().cast())
     };
     let (element, event_type) = match said {
         AsyncEvent::QpFatal(qpn) => (qp(qpn.raw())?, event::QP_FATAL),

@@ -3,7 +3,7 @@
 
 use std::cell::UnsafeCell;
 use std::ffi::{c_int, c_void};
-use std::sync::{Arc, Mutex, Once};
+use std::sync::{Arc, Once};
 
 use headworks_softnic::check_cross_process_copy;
 use headworks_verbs::{Gid, QpAttr, QpCaps, QpInit, QpState, QpType};
@@ -11,11 +11,10 @@ use headworks_verbs_abi as abi;
 
 use super::qp_ex::set_functions;
 use crate::attributes::{modification, record, transport};
-use crate::builder::Builder;
 use crate::errors::{Errno, complain, object, status};
 use crate::objects::{
-    CqObject, EventCount, Front, PdObject, QpObject, SrqObject, borrow, expose, hold, locked,
-    take_back, zeroed,
+    CqObject, ExtendedQp, Front, PdObject, QpObject, QpObjectParts, SrqObject, borrow, expose,
+    hold, locked, take_back, zeroed,
 };
 use crate::peers::is_connected_with_itself;
 use crate::system::without_signals;
@@ -51,6 +50,18 @@ fn caps_of(cap: &abi::QpCap) -> QpCaps {
         max_send_sge: cap.max_send_sge.max(1),
         max_recv_sge: cap.max_recv_sge.max(1),
         max_inline: cap.max_inline_data,
+    }
+}
+
+/// The capacities of a queue pair, as a program is told them.
+fn granted(caps: &QpCaps, has_srq: bool) -> abi::QpCap {
+    let of_receives = |number: u32| if has_srq { 0 } else { number };
+    abi::QpCap {
+        max_send_wr: caps.max_send_wr,
+        max_recv_wr: of_receives(caps.max_recv_wr),
+        max_send_sge: caps.max_send_sge,
+        max_recv_sge: of_receives(caps.max_recv_sge),
+        max_inline_data: caps.max_inline,
     }
 }
 
@@ -101,16 +112,9 @@ unsafe fn qp_object(pd: *mut abi::Pd, parameters: QpParameters<'_>) -> Result<*m
     let qp = without_signals(|| pd.domain.create_qp(&init))?;
     let caps = *qp.caps();
     let qpn = qp.qpn().raw();
-    *parameters.cap = abi::QpCap {
-        max_send_wr: caps.max_send_wr,
-        max_recv_wr: if srq.is_some() { 0 } else { caps.max_recv_wr },
-        max_send_sge: caps.max_send_sge,
-        max_recv_sge: if srq.is_some() { 0 } else { caps.max_recv_sge },
-        max_inline_data: caps.max_inline,
-    };
-    // SAFETY: all fields are pointers and functions that may be null, numbers, and a mutex and a condition whose initial state is zero.
-    let mut front: abi::QpEx = unsafe { zeroed() };
-    let base = &mut front.qp_base;
+    *parameters.cap = granted(&caps, srq.is_some());
+    // SAFETY: all fields are pointers that may be null, numbers, and a mutex and a condition whose initial state is zero.
+    let mut base: abi::Qp = unsafe { zeroed() };
     base.context = pd.context.context();
     base.qp_context = parameters.qp_context;
     base.pd = pd.front.get();
@@ -120,26 +124,26 @@ unsafe fn qp_object(pd: *mut abi::Pd, parameters: QpParameters<'_>) -> Result<*m
     base.handle = pd.next_handle();
     base.qp_num = qpn;
     base.qp_type = parameters.qp_type;
-    set_functions(&mut front);
-    let qp = Arc::new(QpObject {
-        front: Front::new(front),
-        qp: Mutex::new(qp),
+    let extended = parameters.is_extended.then(|| {
+        // SAFETY: as above; functions may be null too.
+        let mut front: abi::QpEx = unsafe { zeroed() };
+        front.qp_base = base;
+        set_functions(&mut front);
+        Box::new(ExtendedQp {
+            front: Front::new(front),
+            builder: UnsafeCell::default(),
+        })
+    });
+    let parts = QpObjectParts {
+        qp,
         qp_type,
-        caps,
         signal_all: parameters.sq_sig_all != 0,
-        builder: parameters
-            .is_extended
-            .then(|| Box::new(UnsafeCell::new(Builder::default()))),
-        attr: Mutex::new(abi::QpAttr {
-            cap: *parameters.cap,
-            ..abi::QpAttr::default()
-        }),
-        events: EventCount::default(),
         send_cq,
         recv_cq,
         srq,
         pd: pd.clone(),
-    });
+    };
+    let qp = QpObject::new(base, extended, parts);
     locked(&pd.context.qps).insert(qpn, Arc::downgrade(&qp));
     Ok(expose(qp))
 }
@@ -205,10 +209,9 @@ pub(crate) unsafe extern "C" fn create_qp_ex(
 /// Returns the larger struct of a queue pair that was made for the extended interface; null for others.
 pub(crate) unsafe extern "C" fn qp_to_qp_ex(qp: *mut abi::Qp) -> *mut abi::QpEx {
     // SAFETY: the program passes a queue pair.
-    match unsafe { borrow::<QpObject>(qp) } {
-        Ok(object) if object.builder.is_some() => object.front.get(),
-        _ => std::ptr::null_mut(),
-    }
+    let object = unsafe { borrow::<QpObject>(qp) };
+    let extended = object.ok().and_then(|object| object.extended.as_ref());
+    extended.map_or(std::ptr::null_mut(), |extended| extended.front.get())
 }
 
 fn is_own_gid(object: &QpObject, gid: Gid) -> bool {
@@ -228,7 +231,7 @@ pub(crate) unsafe extern "C" fn modify_qp(
         let changes = modification(object.pd.about, qp.state(), attr, bits)?;
         let done = qp.modify(&changes);
         // SAFETY: the struct is the program's, and only the library writes this field.
-        unsafe { (*object.front.get()).qp_base.state = qp.state() as c_int };
+        unsafe { (*object.base()).state = qp.state() as c_int };
         done?;
         let is_own = changes.dest_qpn == Some(qp.qpn());
         if is_own && changes.dest_gid.is_some_and(|gid| is_own_gid(object, gid)) {
@@ -253,13 +256,15 @@ pub(crate) unsafe extern "C" fn query_qp(
         let (object, attr, init): (&QpObject, _, _) =
             unsafe { (borrow(qp)?, attr.as_mut(), init.as_mut()) };
         let (attr, init) = (attr.ok_or(Errno::INVALID)?, init.ok_or(Errno::INVALID)?);
-        let state = locked(&object.qp).state() as c_int;
-        *attr = *locked(&object.attr);
-        attr.qp_state = state;
-        attr.cur_qp_state = state;
+        let (state, cap) = {
+            let qp = locked(&object.qp);
+            let cap = granted(qp.caps(), object.srq.is_some());
+            (qp.state() as c_int, cap)
+        };
+        *attr = locked(&object.attr).with(state, cap);
         // SAFETY: the struct is the program's, and only the library writes these fields.
         unsafe {
-            let base = &raw mut (*object.front.get()).qp_base;
+            let base = object.base();
             (*base).state = state;
             *init = abi::QpInitAttr {
                 qp_context: (*base).qp_context,

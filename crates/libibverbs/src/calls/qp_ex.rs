@@ -11,7 +11,7 @@ use headworks_verbs_abi as abi;
 use super::post::{destination, flags};
 use crate::builder::{Builder, remote};
 use crate::errors::{Errno, status};
-use crate::objects::{QpObject, locked};
+use crate::objects::{QpObject, borrow, locked};
 
 /// Puts the functions into the front of a new queue pair. Programs call them without looking whether they are there.
 pub(super) fn set_functions(front: &mut abi::QpEx) {
@@ -46,8 +46,8 @@ pub(super) fn set_functions(front: &mut abi::QpEx) {
 unsafe fn parts<'a>(qp: *mut abi::QpEx) -> Option<(&'a QpObject, &'a mut Builder)> {
     // SAFETY: the caller says so. The mutex excludes other users of the builder.
     unsafe {
-        let object = qp.cast::<QpObject>().as_ref()?;
-        let builder = object.builder.as_ref()?.get().as_mut()?;
+        let object: &QpObject = borrow(qp.cast()).ok()?;
+        let builder = object.extended.as_ref()?.builder.get().as_mut()?;
         Some((object, builder))
     }
 }

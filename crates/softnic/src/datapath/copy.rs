@@ -9,6 +9,9 @@ use headworks_shm::ordered_copy::{self, copy_in_order, copy_non_temporal, copy_s
 
 use crate::hostile::Extent;
 
+/// Bytes of a cache line.
+const LINE: usize = 64;
+
 /// A span of mapped memory that a translation has checked.
 ///
 /// A span exists only between the check and the copy. Meanwhile the queue pair is marked as executing, so
@@ -64,7 +67,6 @@ impl Span {
     /// a cache line: they are single words such as pointers, and no WRITE follows them.
     #[inline(always)]
     pub(crate) fn expect_next(&self) {
-        const LINE: usize = 64;
         if self.len >= LINE {
             // Writing one line takes less time than fetching the next. The WRITE before this one prefetched
             // the next line, so this one prefetches the line after it.
@@ -118,17 +120,27 @@ pub(crate) fn copy_span(to: Span, from: Span) {
     unsafe { copy_in_order(to.start, from.start, from.len) };
 }
 
-/// Does what [`copy_span`] does, without a call, for a span that is [short](ordered_copy::is_short) and aligned or an aligned
-/// word. Otherwise returns false and does nothing.
+/// Does what [`copy_span`] and [`Span::expect_next`] do, without a call, for a span that is [short](ordered_copy::is_short) and
+/// aligned or an aligned word. Otherwise returns false and does nothing.
 #[inline(always)]
 pub(crate) fn copy_short_span(to: Span, from: Span) -> bool {
-    debug_assert_eq!(to.len, from.len);
+    match from.len {
+        // Less of the code is left where the compiler knows the length.
+        LINE => copy_short_span_of(LINE, to, from),
+        len => copy_short_span_of(len, to, from),
+    }
+}
+
+#[inline(always)]
+fn copy_short_span_of(len: usize, to: Span, from: Span) -> bool {
+    debug_assert!(to.len == len && from.len == len);
     if !ordered_copy::IN_ORDER {
         fence(Ordering::Release);
     }
-    if ordered_copy::is_short(to.start, from.start, from.len) {
+    if ordered_copy::is_short(to.start, from.start, len) {
         // SAFETY: as in `copy_span`.
-        unsafe { copy_short_in_order(to.start, from.start, from.len) };
+        unsafe { copy_short_in_order(to.start, from.start, len) };
+        Span { len, ..to }.expect_next();
     } else if to.is_aligned_word() {
         // SAFETY: as in `copy_span`.
         unsafe { copy_in_order(to.start, from.start, size_of::<u64>()) };

@@ -118,6 +118,8 @@ pub(crate) struct SoftQp {
     made_by: ForkGeneration,
     /// Number of send requests posted in total.
     posted: u64,
+    /// Number of send requests up to which the send queue is known to have room. Requests that were retired since give more.
+    room_until: u64,
     rts: QpLife,
     /// Whether the queue pair may have READs and atomics outstanding.
     may_read: bool,
@@ -515,17 +517,16 @@ impl SoftQp {
             && let PeerLink::Open(peer) = &self.engine.remote_qp
             && !self.made_by.is_foreign()
         {
-            if wr.flags.contains(SendFlags::SIGNALED) {
+            if wr.flags.contains(SendFlags::SIGNALED) || self.posted >= self.room_until {
                 return self.post_on_path(wr, numbers);
             }
             let (row, posted) = (self.core.row(), self.posted);
             let executing = row.executing.post(posted);
             asymmetric_fence::light_assuming_supported();
             let ours = (row, &self.rts, &self.caps);
-            if let Some((to, from)) = self.engine.take_path(peer, ours, posted, wr, remote) {
+            if let Some((to, from)) = self.engine.take_path(peer, ours, wr, remote) {
                 crash_points::at("write");
                 if copy_short_span(to, from) {
-                    to.expect_next();
                     count(&row.executing.sent_bytes, from.len() as u64);
                     executing.end(posted + 1);
                     self.posted = posted + 1;
@@ -546,7 +547,14 @@ impl SoftQp {
             let executing = row.executing.post(posted);
             asymmetric_fence::light_assuming_supported();
             let ours = (row, &self.rts, &self.caps);
-            let taken = self.engine.take_path(peer, ours, posted, wr, remote);
+            // A peer may write nonsense to the row.
+            let retired = row.sq_retired.load(Ordering::Relaxed).min(posted);
+            self.room_until = retired + u64::from(self.caps.max_send_wr);
+            let taken = if posted < self.room_until {
+                self.engine.take_path(peer, ours, wr, remote)
+            } else {
+                None
+            };
             if let Some((to, from)) = taken.filter(|(_, from)| from.len() <= INLINE_MAX) {
                 crash_points::at("write");
                 copy_span(to, from);

@@ -127,6 +127,7 @@ impl SoftQp {
             engine: Engine::default(),
             made_by: context.made_by(),
             posted: 0,
+            room_until: 0,
             rts,
             may_read: init.qp_type.is_reliable(),
         })

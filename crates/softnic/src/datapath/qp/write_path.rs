@@ -1,8 +1,6 @@
 //! Path of a short WRITE that is posted alone, from the same region to the same region as the one before it: what the engine has
 //! cached decides, in one place and with the fewest instructions.
 
-use std::sync::atomic::Ordering;
-
 use headworks_verbs::{Access, Payload, QpCaps, RemoteAddr, SendWr};
 
 use super::RemoteQp;
@@ -74,22 +72,16 @@ impl Engine {
     }
 
     /// Returns where the bytes of the WRITE `wr` to `remote` go, and where they are, if it takes the open path to `peer` and can
-    /// be executed now, after `posted` requests. The queue pair, whose row is `row`, is marked as executing.
+    /// be executed now. The queue pair, whose row is `row`, is marked as executing, and its send queue has room.
     #[inline(always)]
     pub(super) fn take_path(
         &self,
         peer: &RemoteQp,
         (row, rts, caps): (&QpRow, &QpLife, &QpCaps),
-        posted: u64,
         wr: &SendWr<'_>,
         remote: &RemoteAddr,
     ) -> Option<(Span, Span)> {
-        // A peer may write nonsense to the row: then the queue counts as full, and the full check decides.
-        let retired = row.sq_retired.load(Ordering::Relaxed);
-        let is_open = peer.takes_writes_in_rts()
-            && posted.wrapping_sub(retired) < u64::from(caps.max_send_wr)
-            && row.life() == *rts;
-        if !is_open {
+        if !peer.takes_writes_in_rts() || row.life() != *rts {
             return None;
         }
         let from = match &wr.payload {
