@@ -131,13 +131,14 @@ pub(crate) fn modification(
 #[derive(Clone, Copy, Default)]
 pub(crate) struct KnownAttr {
     ah_attr: abi::AhAttr,
-    path_mtu: i32,
     qkey: u32,
     rq_psn: u32,
     sq_psn: u32,
     dest_qp_num: u32,
     qp_access_flags: u32,
     pkey_index: u16,
+    /// The code of an MTU, which `modification` has checked.
+    path_mtu: u8,
     port_num: u8,
     max_rd_atomic: u8,
     max_dest_rd_atomic: u8,
@@ -153,7 +154,7 @@ impl KnownAttr {
         abi::QpAttr {
             qp_state: state,
             cur_qp_state: state,
-            path_mtu: self.path_mtu,
+            path_mtu: self.path_mtu.into(),
             qkey: self.qkey,
             rq_psn: self.rq_psn,
             sq_psn: self.sq_psn,
@@ -186,9 +187,12 @@ pub(crate) fn record(known: &mut KnownAttr, attr: &abi::QpAttr, bits: i32) {
             $(if has(mask::$bit) { known.$field = attr.$field; })*
         };
     }
+    if has(mask::PATH_MTU) {
+        known.path_mtu = attr.path_mtu as u8;
+    }
     copy!(
         ACCESS_FLAGS qp_access_flags, PKEY_INDEX pkey_index, PORT port_num, QKEY qkey, AV ah_attr,
-        PATH_MTU path_mtu, TIMEOUT timeout, RETRY_CNT retry_cnt, RNR_RETRY rnr_retry, RQ_PSN rq_psn,
+        TIMEOUT timeout, RETRY_CNT retry_cnt, RNR_RETRY rnr_retry, RQ_PSN rq_psn,
         MAX_RD_ATOMIC max_rd_atomic, MIN_RNR_TIMER min_rnr_timer, SQ_PSN sq_psn,
         MAX_DEST_RD_ATOMIC max_dest_rd_atomic, DEST_QPN dest_qp_num
     );

@@ -247,29 +247,35 @@ impl ContextObject {
 #[derive(Default)]
 pub(crate) struct EventCount {
     /// Events that are not yet acknowledged.
-    open: Mutex<u32>,
-    acknowledged: Condvar,
+    open: AtomicU32,
 }
+
+/// Wakes who waits for any object's events: few do, and an object takes less memory without one of its own.
+static ACKNOWLEDGED: (Mutex<()>, Condvar) = (Mutex::new(()), Condvar::new());
 
 impl EventCount {
     pub(crate) fn hand_out(&self) {
-        *locked(&self.open) += 1;
+        self.open.fetch_add(1, Ordering::Relaxed);
     }
 
     pub(crate) fn acknowledge(&self, count: u32) {
-        let mut open = locked(&self.open);
-        *open = open.saturating_sub(count);
-        self.acknowledged.notify_all();
+        let fewer = |open: u32| Some(open.saturating_sub(count));
+        let _ = self
+            .open
+            .fetch_update(Ordering::Release, Ordering::Relaxed, fewer);
+        // Who waits has either seen the number or sleeps.
+        drop(locked(&ACKNOWLEDGED.0));
+        ACKNOWLEDGED.1.notify_all();
     }
 
     pub(crate) fn wait(&self) {
-        let mut open = locked(&self.open);
-        while *open > 0 {
-            open = self
-                .acknowledged
-                .wait(open)
-                .unwrap_or_else(PoisonError::into_inner);
+        if self.open.load(Ordering::Acquire) == 0 {
+            return;
         }
+        let (lock, acknowledged) = &ACKNOWLEDGED;
+        let has_open = |_: &mut ()| self.open.load(Ordering::Acquire) > 0;
+        let woken = acknowledged.wait_while(locked(lock), has_open);
+        drop(woken.unwrap_or_else(PoisonError::into_inner));
     }
 }
 
@@ -365,13 +371,9 @@ pub(crate) struct QpObject {
     /// What the program sees, unless it asked for the extended interface.
     front: Front<abi::Qp>,
     pub(crate) qp: Mutex<Box<dyn QueuePair>>,
-    pub(crate) qp_type: QpType,
-    pub(crate) signal_all: bool,
     /// What the program sees if it asked for the extended interface. The larger struct takes more than all else here, and few
     /// programs ask for it.
     pub(crate) extended: Option<Box<ExtendedQp>>,
-    /// The attributes that were set.
-    pub(crate) attr: Mutex<KnownAttr>,
     pub(crate) events: EventCount,
     pub(crate) send_cq: Arc<CqObject>,
     pub(crate) recv_cq: Arc<CqObject>,
@@ -408,18 +410,24 @@ impl QpObject {
         let object = Arc::new(Self {
             front: Front::new(base),
             qp: Mutex::new(parts.qp),
-            qp_type: parts.qp_type,
-            signal_all: parts.signal_all,
             extended,
-            attr: Mutex::default(),
             events: EventCount::default(),
             send_cq: parts.send_cq,
             recv_cq: parts.recv_cq,
             srq: parts.srq,
             pd: parts.pd,
         });
-        // SAFETY: the struct is not yet the program's, and the field has room for a pointer.
-        unsafe { Self::own_field(object.base()).write(Arc::as_ptr(&object).cast_mut()) };
+        let pointer = Arc::as_ptr(&object).cast_mut();
+        // SAFETY: neither struct is the program's yet, and both have room.
+        unsafe {
+            Self::own_at(object.front.get()).write(QpOwn {
+                attr: Mutex::default(),
+                qp_type: parts.qp_type,
+                signal_all: parts.signal_all,
+                object: pointer,
+            });
+            (&raw mut (*Self::own_at(object.base())).object).write(pointer);
+        }
         object
     }
 
@@ -431,15 +439,37 @@ impl QpObject {
         }
     }
 
-    /// The place in the struct that holds a pointer to the object. Providers of libibverbs have their condition variable there; no
-    /// program touches it.
-    fn own_field(base: *mut abi::Qp) -> *mut *mut Self {
-        base.wrapping_byte_add(std::mem::offset_of!(abi::Qp, cond))
+    /// State in a struct that the program sees.
+    fn own_at(base: *mut abi::Qp) -> *mut QpOwn {
+        base.wrapping_byte_add(std::mem::offset_of!(abi::Qp, mutex))
             .cast()
+    }
+
+    pub(crate) fn own(&self) -> &QpOwn {
+        // SAFETY: `new` has written it, and the program leaves it alone.
+        unsafe { &*Self::own_at(self.front.get()) }
     }
 }
 
-const _: () = assert!(align_of::<libc::pthread_cond_t>() >= align_of::<usize>());
+/// State of a queue pair in the place of its struct's mutex and condition variable. Only providers of libibverbs use these two, and a
+/// queue pair takes less memory. The larger struct of the extended interface has its mutex, and only the pointer.
+#[repr(C)]
+pub(crate) struct QpOwn {
+    /// The attributes that were set.
+    pub(crate) attr: Mutex<KnownAttr>,
+    pub(crate) qp_type: QpType,
+    pub(crate) signal_all: bool,
+    object: *mut QpObject,
+}
+
+const _: () = {
+    use std::mem::offset_of;
+    let room = offset_of!(abi::Qp, events_completed) - offset_of!(abi::Qp, mutex);
+    assert!(size_of::<QpOwn>() <= room && !std::mem::needs_drop::<QpOwn>());
+    let in_cond = offset_of!(abi::Qp, cond) - offset_of!(abi::Qp, mutex);
+    assert!(offset_of!(QpOwn, object) >= in_cond);
+    assert!(align_of::<QpOwn>() <= align_of::<libc::pthread_mutex_t>());
+};
 
 // SAFETY: both structs that a program may see begin with `Qp`. Fields that calls change are behind locks, but for those that only the
 // caller of a pair of functions uses meanwhile.
@@ -447,8 +477,8 @@ unsafe impl Object for QpObject {
     type C = abi::Qp;
 
     unsafe fn behind(pointer: *mut abi::Qp) -> *mut Self {
-        // SAFETY: `new` has written the field.
-        unsafe { Self::own_field(pointer).read() }
+        // SAFETY: `new` has written the pointer into either struct.
+        unsafe { (&raw const (*Self::own_at(pointer)).object).read() }
     }
 
     fn seen_as(object: *mut Self) -> *mut abi::Qp {
@@ -511,6 +541,6 @@ mod tests {
     #[test]
     fn a_queue_pair_takes_little_memory_beside_the_device() {
         // Its place in the table of queue pairs comes on top.
-        assert!(size_of::<QpObject>() <= 328, "{}", size_of::<QpObject>());
+        assert!(size_of::<QpObject>() <= 232, "{}", size_of::<QpObject>());
     }
 }

@@ -211,7 +211,7 @@ pub(crate) unsafe extern "C" fn post_send(
         let Ok(object) = borrow::<QpObject>(qp) else {
             return libc::EINVAL;
         };
-        let is_datagrams = object.qp_type == headworks_verbs::QpType::Ud;
+        let is_datagrams = object.own().qp_type == headworks_verbs::QpType::Ud;
         let mut qp = locked(&object.qp);
         // Most programs post one request at a time.
         if let Some(one) = wr.as_ref()

@@ -240,7 +240,7 @@ pub(crate) unsafe extern "C" fn modify_qp(
         if changes.state == Some(QpState::Reset) {
             object.discard_completions(qp.qpn());
         }
-        record(&mut locked(&object.attr), attr, bits);
+        record(&mut locked(&object.own().attr), attr, bits);
         Ok(())
     })
 }
@@ -261,7 +261,7 @@ pub(crate) unsafe extern "C" fn query_qp(
             let cap = granted(qp.caps(), object.srq.is_some());
             (qp.state() as c_int, cap)
         };
-        *attr = locked(&object.attr).with(state, cap);
+        *attr = locked(&object.own().attr).with(state, cap);
         // SAFETY: the struct is the program's, and only the library writes these fields.
         unsafe {
             let base = object.base();
@@ -273,7 +273,7 @@ pub(crate) unsafe extern "C" fn query_qp(
                 srq: (*base).srq,
                 cap: attr.cap,
                 qp_type: (*base).qp_type,
-                sq_sig_all: object.signal_all.into(),
+                sq_sig_all: object.own().signal_all.into(),
             };
         }
         Ok(())

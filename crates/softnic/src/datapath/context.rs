@@ -190,11 +190,6 @@ impl Context {
         }))
     }
 
-    /// Returns the process that opened the device, among forked ones.
-    pub(crate) fn made_by(&self) -> ForkGeneration {
-        self.made_by
-    }
-
     /// Returns whether this process is a forked child of the one that opened the device.
     #[inline(always)]
     pub(crate) fn is_foreign(&self) -> bool {
@@ -244,13 +239,19 @@ impl ContextRelease {
             made_by: context.made_by,
         }
     }
+
+    /// Returns whether the calling process is a forked child of the one that made the object.
+    #[inline(always)]
+    pub(crate) fn is_foreign(&self) -> bool {
+        self.made_by.is_foreign()
+    }
 }
 
 impl Drop for ContextRelease {
     fn drop(&mut self) {
         let others = self.progress.objects.fetch_sub(1, Ordering::AcqRel) - 1;
         // A forked child has no progress thread that could release the context.
-        if !self.made_by.is_foreign() && self.progress.is_last(others) {
+        if !self.is_foreign() && self.progress.is_last(others) {
             self.progress.await_release();
         }
     }

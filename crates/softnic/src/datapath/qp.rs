@@ -9,7 +9,6 @@
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use headworks_shm::fork::ForkGeneration;
 use headworks_shm::lane::LaneBypass;
 use headworks_shm::{SlotQueue, asymmetric_fence};
 use headworks_verbs::{
@@ -114,8 +113,6 @@ pub(crate) struct SoftQp {
     core: Arc<QpCore>,
     caps: QpCaps,
     engine: Engine,
-    /// The process that made it, among forked ones.
-    made_by: ForkGeneration,
     /// Number of send requests posted in total.
     posted: u64,
     /// Number of send requests up to which the send queue is known to have room. Requests that were retired since give more.
@@ -123,7 +120,7 @@ pub(crate) struct SoftQp {
     rts: QpLife,
     /// Whether the queue pair may have READs and atomics outstanding.
     may_read: bool,
-    _release: ContextRelease,
+    release: ContextRelease,
 }
 
 impl QpCore {
@@ -515,7 +512,7 @@ impl SoftQp {
         if let [wr] = wrs
             && let SendOp::Write(remote) = &wr.op
             && let PeerLink::Open(peer) = &self.engine.remote_qp
-            && !self.made_by.is_foreign()
+            && !self.release.is_foreign()
         {
             if wr.flags.contains(SendFlags::SIGNALED) || self.posted >= self.room_until {
                 return self.post_on_path(wr, numbers);

@@ -121,11 +121,10 @@ impl SoftQp {
         siblings.enter(&core);
         let rts = QpLife::new(generation, QpState::Rts);
         Ok(Self {
-            _release: ContextRelease::of(context),
+            release: ContextRelease::of(context),
             core,
             caps,
             engine: Engine::default(),
-            made_by: context.made_by(),
             posted: 0,
             room_until: 0,
             rts,
