@@ -1,23 +1,32 @@
 //! Conversion of queue pair attributes for `ibv_modify_qp`: pure.
 
 use headworks_verbs::qp_state::AttrMask;
-use headworks_verbs::{Access, AhInit, Gid, Lid, ModifyError, QpAttr, QpState, QpType, RnrTimer};
+use headworks_verbs::{
+    Access, AhInit, Gid, Lid, ModifyError, Mtu, PKey, QpAttr, QpState, QpType, RnrTimer,
+};
 
 pub(crate) use headworks_verbs_abi::gid::gid_of_words as gid;
 use headworks_verbs_abi::gid::words_of_gid;
 
 use crate::abi::{self, mask};
+use crate::gid::GidType;
 use crate::options::Options;
 
 /// The port that queue pairs and address handles use, and its settings.
 #[derive(Clone, Debug)]
 pub(crate) struct Port {
     pub(crate) number: u8,
+    /// The longest packet.
+    pub(crate) mtu: Mtu,
     pub(crate) gid_index: u8,
     /// The GID at `gid_index`.
     pub(crate) gid: Gid,
+    pub(crate) gid_type: GidType,
     /// The port's LID, if it is on an InfiniBand network.
     pub(crate) lid: Option<Lid>,
+    pub(crate) pkey_index: u16,
+    /// The key at `pkey_index`, if the device says it.
+    pub(crate) pkey: Option<PKey>,
     /// Whether packets need a global routing header even within the subnet.
     pub(crate) needs_grh: bool,
     /// Whether the device supports atomics.
@@ -109,7 +118,7 @@ impl Port {
         };
         let mut bits = mask::STATE;
         if (from, to) == (QpState::Reset, QpState::Init) {
-            out.pkey_index = self.options.pkey_index.unwrap_or(0);
+            out.pkey_index = self.pkey_index;
             out.port_num = self.number;
             bits |= mask::PKEY_INDEX | mask::PORT;
         }
@@ -192,6 +201,10 @@ mod tests {
             gid_index: 3,
             gid: Gid([1; 16]),
             lid: None,
+            mtu: Mtu::B1024,
+            gid_type: GidType::RoceV2,
+            pkey_index: 0,
+            pkey: None,
             needs_grh: false,
             has_atomics: true,
             most_retries: 7,
@@ -342,9 +355,11 @@ mod tests {
 
     #[test]
     fn options_in_the_device_name_take_precedence() {
-        let options =
-            ",timeout=20,retry_count=1,rnr_retry=2,pkey_index=9,traffic_class=106,service_level=3";
-        let port = port(options);
+        let options = ",timeout=20,retry_count=1,rnr_retry=2,traffic_class=106,service_level=3";
+        let port = Port {
+            pkey_index: 9,
+            ..port(options)
+        };
         let rts = QpAttr {
             timeout: Some(14),
             retry_count: Some(7),

@@ -100,10 +100,16 @@ pub(crate) fn complete(
 /// The completion of a request that failed. Its other fields have no meaning.
 #[cold]
 #[inline(never)]
-pub(crate) fn failed(wr_id: u64, code: i32, qp_num: u32, timestamp: Instant) -> Completion {
+pub(crate) fn failed(
+    wr_id: u64,
+    (code, vendor_err): (i32, u32),
+    qp_num: u32,
+    timestamp: Instant,
+) -> Completion {
     Completion {
         wr_id,
         status: status(code),
+        vendor_err,
         qpn: qpn(qp_num),
         timestamp,
         ..Completion::default()
@@ -171,7 +177,7 @@ mod tests {
                 grh: true,
                 ipv4: true,
             },
-            ..failed(4, 5, 6, Instant::from_nanos(7))
+            ..failed(4, (5, 8), 6, Instant::from_nanos(7))
         };
         complete(&mut place, (wc.wr_id, wc.qp_num), wc, timestamp);
         place
@@ -208,6 +214,7 @@ mod tests {
             let opcode = Opcode::from_code(code);
             let has_length = !matches!(opcode, Opcode::Send | Opcode::Write);
             let said = Completion {
+                vendor_err: 0,
                 wr_id,
                 status: Status::Success,
                 opcode,
@@ -263,11 +270,12 @@ mod tests {
     fn a_failed_completion_reports_only_meaningful_fields() {
         let expected = Completion {
             wr_id: 7,
+            vendor_err: 0x81,
             status: Status::RetryExceeded,
             qpn: qpn(5),
             ..Completion::default()
         };
-        assert_eq!(failed(7, 12, 5, Instant::ZERO), expected);
+        assert_eq!(failed(7, (12, 0x81), 5, Instant::ZERO), expected);
         assert_eq!(status(-1), Status::Fatal);
         assert_eq!(status(256), Status::Fatal);
         assert_eq!(status(21), Status::Fatal);

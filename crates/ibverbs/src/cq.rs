@@ -12,6 +12,7 @@ use headworks_verbs::{
 use crate::abi;
 use crate::completion_channel::IbvChannel;
 use crate::device::{Context, CountTicket, clock, coarse_ms, refused};
+use crate::options::Moderation;
 use crate::poll::Poller;
 use crate::raw::{Object, ObjectRef};
 
@@ -33,7 +34,7 @@ pub(crate) struct IbvCq {
 
 impl IbvCq {
     pub(crate) fn create(context: &Arc<Context>, init: &CqInit) -> Result<Self, ResourceError> {
-        let limits = &context.info.limits;
+        let limits = &context.info().limits;
         ResourceError::check("completions", init.depth, 1..=limits.max_cqe)?;
         let channel = match &init.channel {
             None => None,
@@ -54,8 +55,8 @@ impl IbvCq {
         };
         let id = CqId(context.next_id());
         let stamps = context.khz.filter(|_| init.timestamps);
-        let channel = channel.map(|channel| &channel.channel);
-        let has_lid = context.port.lid.is_some();
+        let channel = channel.map(|channel| (&channel.channel, context.next_vector()));
+        let has_lid = context.port().lid.is_some();
         let fields = match has_lid {
             true => abi::WC_EX_WITH | abi::WC_EX_WITH_SLID,
             false => abi::WC_EX_WITH,
@@ -64,6 +65,12 @@ impl IbvCq {
             .raw
             .create_cq(id, init.depth, channel, stamps.map(|_| fields));
         let cq = Arc::new(made.map_err(|error| refused("making a completion queue", error))?);
+        if let (Some(Moderation { count, micros }), true) =
+            (context.port().options.cq_moderation, channel.is_some())
+        {
+            let moderated = context.raw.moderate(&cq, count, micros);
+            moderated.map_err(|error| refused("setting cq_moderation", error))?;
+        }
         Ok(Self {
             poller: match stamps {
                 Some(khz) => Poller::Stamped(cq.clone().into(), khz, has_lid),

@@ -8,8 +8,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use headworks_verbs::{
     Access, AddressHandle, AhInit, AhKey, AllocRequest, AsyncEvent, Buffer, Completion,
-    CompletionChannel, CompletionQueue, CqInit, Device, DeviceInfo, Instant, ProtectionDomain,
-    QpInit, QpType, Qpn, QueuePair, Region, ResourceError, SharedReceiveQueue, SrqInit,
+    CompletionChannel, CompletionQueue, CqInit, Device, DeviceInfo, Instant, PKey, Pages,
+    ProtectionDomain, QpInit, QpType, Qpn, QueuePair, Region, ResourceError, SharedReceiveQueue,
+    SrqInit, Status,
 };
 
 use crate::abi;
@@ -20,10 +21,12 @@ use crate::completion_channel::IbvChannel;
 use crate::convert;
 use crate::cq::IbvCq;
 use crate::events::Events;
+use crate::port_tables::PortTables;
 use crate::qp::IbvQp;
 use crate::qp_state_cache::QpStateCache;
 use crate::raw::{Object, Raw};
 use crate::srq::IbvSrq;
+use crate::versions::Versions;
 
 /// Converts the system's error on the creation of an object.
 pub(crate) fn refused(what: &'static str, source: io::Error) -> ResourceError {
@@ -105,20 +108,28 @@ impl Drop for CountTicket {
     }
 }
 
-/// Limits of a device that its public limits do not include; 0 if it does not report them.
+/// Limits and behaviour of a device that its public description does not include.
 #[derive(Clone, Copy, Default)]
-pub(crate) struct ExtraLimits {
-    /// Bytes of the largest memory region.
+pub(crate) struct DeviceTraits {
+    /// Bytes of the largest memory region; 0 if the device does not report it.
     pub(crate) region_bytes: u64,
-    /// Largest number of protection domains.
+    /// Largest number of protection domains; 0 if the device does not report it.
     pub(crate) pds: u32,
+    /// Whether memory can only be registered with relaxed ordering.
+    pub(crate) registers_relaxed: bool,
+    /// Whether huge pages can be registered.
+    pub(crate) registers_huge_pages: bool,
+    /// Whether the device reports each failure of a queue pair by an event or a completion.
+    pub(crate) reports_failures: bool,
 }
 
 /// State shared by all objects of a device.
 pub(crate) struct Context {
-    pub(crate) info: DeviceInfo,
-    pub(crate) port: Port,
-    most: ExtraLimits,
+    info: Versions<DeviceInfo>,
+    port: Versions<Port>,
+    pub(crate) traits: DeviceTraits,
+    /// Numbers completion queues with a channel, to spread them over the device's interrupts.
+    next_vector: AtomicU32,
     /// Frequency of the device's clock in kHz, if completions can be stamped with it.
     pub(crate) khz: Option<u64>,
     pub(crate) counts: Counts,
@@ -136,12 +147,13 @@ impl Context {
         raw: Arc<Raw>,
         info: DeviceInfo,
         port: Port,
-        most: ExtraLimits,
+        traits: DeviceTraits,
     ) -> io::Result<Arc<Self>> {
         Ok(Arc::new(Self {
-            most,
-            info,
-            port,
+            traits,
+            info: Versions::new(info),
+            port: Versions::new(port),
+            next_vector: AtomicU32::new(0),
             khz: raw.clock_khz(),
             counts: Counts::default(),
             handles: AddressHandles::default(),
@@ -162,6 +174,82 @@ impl Context {
         }
     }
 
+    /// The description of the device as its port is now.
+    #[inline]
+    pub(crate) fn info(&self) -> &DeviceInfo {
+        self.info.newest()
+    }
+
+    /// The port as it is now.
+    #[inline]
+    pub(crate) fn port(&self) -> &Port {
+        self.port.newest()
+    }
+
+    /// Reads the port's tables again, after the device reported that they changed. Later connections use the index at which the
+    /// address and the key are now. If the address is gone, they use another one, chosen as at opening.
+    fn read_port_again(&self) {
+        let (raw, old) = (&self.raw, self.port());
+        let attr = match raw.port_attr(old.number) {
+            Ok(attr) => attr,
+            Err(error) => {
+                tracing::warn!(%error, "the tables of the port changed and cannot be read");
+                return;
+            }
+        };
+        let tables = PortTables::read(raw, old.number, attr);
+        let key_at = |index| raw.pkey(old.number, index);
+        let now = match tables.select(&old.options, Some(old), key_at) {
+            Ok(now) => now,
+            Err(refusal) => {
+                tracing::warn!(
+                    "the tables of the port changed, and no connection can be made: {refusal}"
+                );
+                return;
+            }
+        };
+        let (info, lid) = (self.info(), now.network.lid());
+        if (old.gid, old.lid, old.pkey) != (now.entry.gid, lid, now.pkey) {
+            let (number, before, after) = (old.number, old.gid.ip(), now.entry.gid.ip());
+            let key =
+                |pkey: Option<PKey>| pkey.map_or_else(|| "none".to_owned(), |key| key.to_string());
+            let lids = match (old.lid, lid) {
+                (Some(before), Some(after)) => format!(", LID {before} became {after}"),
+                _ => String::new(),
+            };
+            tracing::warn!(
+                "port {number} changed: address {before} became {after}{lids}, partition key {} became {}. Connections that used \
+                 what is gone end",
+                key(old.pkey),
+                key(now.pkey)
+            );
+            self.info.replace(DeviceInfo {
+                gid: now.entry.gid,
+                lid,
+                roce: now.network.roce(),
+                pkey: now.pkey,
+                ..info.clone()
+            });
+        }
+        self.port.replace(Port {
+            gid_index: now.entry.index,
+            gid: now.entry.gid,
+            gid_type: now.entry.gid_type,
+            lid,
+            pkey_index: now.pkey_index,
+            pkey: now.pkey,
+            ..old.clone()
+        });
+    }
+
+    /// The interrupt for the next completion queue with a channel.
+    pub(crate) fn next_vector(&self) -> u32 {
+        match self.port().options.comp_vector {
+            Some(vector) => vector.into(),
+            None => self.next_vector.fetch_add(1, Ordering::Relaxed),
+        }
+    }
+
     /// Returns a new number for a CQ or an SRQ.
     pub(crate) fn next_id(&self) -> u32 {
         self.next_id.fetch_add(1, Ordering::Relaxed)
@@ -170,8 +258,8 @@ impl Context {
     /// Bytes of the longest message of a queue pair of this type.
     pub(crate) fn max_message(&self, qp_type: QpType) -> u32 {
         match qp_type {
-            QpType::Ud => self.info.mtu.bytes(),
-            _ => self.info.limits.max_message,
+            QpType::Ud => self.info().mtu.bytes(),
+            _ => self.info().limits.max_message,
         }
     }
 
@@ -205,6 +293,18 @@ impl Context {
     /// Records a failed request, which may have changed the state of its queue pair.
     #[cold]
     pub(crate) fn failed(&self, completion: &Completion) {
+        let Completion {
+            qpn,
+            status,
+            vendor_err,
+            ..
+        } = completion;
+        if *status != Status::Flushed {
+            tracing::warn!(
+                "a request of queue pair {:#08x} failed: {status}; the device's own number for it is {vendor_err:#x}",
+                qpn.raw()
+            );
+        }
         if let Some(life) = self.life(completion.qpn) {
             life.request_failed(completion.status);
         }
@@ -251,6 +351,13 @@ impl Context {
                 self.lose(|_| true);
                 true
             }
+            AsyncEvent::PortChanged(number) => {
+                let is_ours = number == self.port().number;
+                if is_ours {
+                    self.read_port_again();
+                }
+                is_ours
+            }
             _ => true,
         }
     }
@@ -281,14 +388,14 @@ impl IbvDevice {
 
 impl Device for IbvDevice {
     fn info(&self) -> &DeviceInfo {
-        &self.context.info
+        self.context.info()
     }
 
     fn alloc_pd(&self) -> Result<Arc<dyn ProtectionDomain>, ResourceError> {
         let context = &self.context;
         context.usable()?;
         // The limit is checked before the device is asked, as for the other objects.
-        let limit = match context.most.pds {
+        let limit = match context.traits.pds {
             0 => u32::MAX,
             limit => limit,
         };
@@ -305,8 +412,19 @@ impl Device for IbvDevice {
 
     fn alloc(&self, request: &AllocRequest) -> Result<Arc<dyn Buffer>, ResourceError> {
         self.context.usable()?;
-        let node = self.context.info.numa_node;
-        Ok(self.context.arena.alloc(request, node)?)
+        let context = &self.context;
+        let node = context.info().numa_node;
+        if request.pages == Pages::PreferHuge && !context.traits.registers_huge_pages {
+            tracing::warn!(
+                "ordinary pages are used: on this kernel libibverbs can register huge pages only if RDMAV_HUGEPAGES_SAFE=1 is set"
+            );
+            let request = AllocRequest {
+                pages: Pages::Ordinary,
+                ..request.clone()
+            };
+            return Ok(context.arena.alloc(&request, node)?);
+        }
+        Ok(context.arena.alloc(request, node)?)
     }
 
     fn create_channel(&self) -> Result<Arc<dyn CompletionChannel>, ResourceError> {
@@ -394,7 +512,7 @@ impl ProtectionDomain for IbvPd {
         if !access.is_consistent() {
             return Err(ResourceError::Access);
         }
-        let (asked, highest) = (buffer.len() as u64, context.most.region_bytes);
+        let (asked, highest) = (buffer.len() as u64, context.traits.region_bytes);
         if highest != 0 && asked > highest {
             return Err(ResourceError::Limit {
                 what: "bytes of a memory region",
@@ -403,11 +521,13 @@ impl ProtectionDomain for IbvPd {
                 highest,
             });
         }
-        let limit = context.info.limits.max_mr;
+        let limit = context.info().limits.max_mr;
         let ticket = context.counts.regions.take("memory regions", limit)?;
-        // Relaxed ordering is never requested, because rings rely on the order of WRITEs.
-        let rights = context.port.rights(access);
-        let made = pd.object.register(buffer.as_ptr(), buffer.len(), rights);
+        // Relaxed ordering is requested only from devices that have no other, because rings rely on the order of WRITEs.
+        let rights = context.port().rights(access);
+        let memory = (buffer.as_ptr(), buffer.len());
+        let relaxed = context.traits.registers_relaxed;
+        let made = pd.object.register(memory, rights, relaxed);
         let mr = made.map_err(|error| refused("registering memory", error))?;
         let (lkey, rkey) = mr.keys();
         let registration = Box::new(Registration {
@@ -435,13 +555,13 @@ impl ProtectionDomain for IbvPd {
         context.usable()?;
         ResourceError::check("flow label", init.flow_label, 0..=(1 << 20) - 1)?;
         ResourceError::check("service level", init.service_level.into(), 0..=15)?;
-        if context.port.lacks_lid(init.dlid) {
+        if context.port().lacks_lid(init.dlid) {
             return Err(ResourceError::NoLid);
         }
-        let limit = context.info.limits.max_ah;
+        let limit = context.info().limits.max_ah;
         // The limit is checked first, because not every device says that this is why it refuses.
         let ticket = context.counts.handles.take("address handles", limit)?;
-        let made = pd.object.create_ah(context.port.way(init));
+        let made = pd.object.create_ah(context.port().way(init));
         let ah = Arc::new(made.map_err(|error| refused("making an address handle", error))?);
         let key = context.handles.enter(pd.number, ah, limit)?;
         let made = IbvAh {

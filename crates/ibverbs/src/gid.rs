@@ -34,15 +34,13 @@ pub(crate) struct Entry {
 }
 
 impl Entry {
-    fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.gid.0 == [0; 16]
     }
 
     /// Returns whether the GID is an IPv4-mapped IPv6 address, `::ffff:a.b.c.d`.
     fn is_ipv4(&self) -> bool {
-        std::net::Ipv6Addr::from(self.gid.0)
-            .to_ipv4_mapped()
-            .is_some()
+        self.gid.ipv4().is_some()
     }
 
     fn is_link_local(&self) -> bool {

@@ -3,7 +3,7 @@
 //! These are only the functions of the control path. Posting, polling and arming go through the device's
 //! table of functions (`abi::ContextOps`), as in every C program.
 
-use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::sync::OnceLock;
 
 use crate::abi;
@@ -92,6 +92,10 @@ macro_rules! functions {
 }
 pub(crate) use functions;
 
+pub(crate) type RegMrIova2 =
+    unsafe extern "C" fn(*mut abi::Pd, *mut c_void, usize, u64, c_uint) -> *mut abi::Mr;
+pub(crate) type DataInOrderOf = unsafe extern "C" fn(*mut abi::Qp, c_int, u32) -> c_int;
+pub(crate) type ForkInitialized = unsafe extern "C" fn() -> c_int;
 pub(crate) type QueryGidEx =
     unsafe extern "C" fn(*mut abi::Context, u32, u32, *mut abi::GidEntry, u32, usize) -> c_int;
 
@@ -106,6 +110,7 @@ functions! {
     query_device: fn(*mut abi::Context, *mut abi::DeviceAttr) -> c_int;
     query_port: fn(*mut abi::Context, u8, *mut abi::PortAttr) -> c_int;
     query_gid: fn(*mut abi::Context, u8, c_int, *mut [u64; 2]) -> c_int;
+    query_pkey: fn(*mut abi::Context, u8, c_int, *mut u16) -> c_int;
     get_async_event: fn(*mut abi::Context, *mut abi::AsyncEvent) -> c_int;
     ack_async_event: fn(*mut abi::AsyncEvent);
     alloc_pd: fn(*mut abi::Context) -> *mut abi::Pd;
@@ -130,6 +135,12 @@ functions! {
     destroy_ah: fn(*mut abi::Ah) -> c_int;
     // Like `query_gid`, with the type of each GID; since rdma-core 32.
     ? query_gid_ex, "_ibv_query_gid_ex": QueryGidEx;
+    // Like `reg_mr`, with optional flags; since rdma-core 28.
+    ? reg_mr_iova2, "ibv_reg_mr_iova2": RegMrIova2;
+    // Since rdma-core 36.
+    ? query_qp_data_in_order, "ibv_query_qp_data_in_order": DataInOrderOf;
+    // Since rdma-core 35.
+    ? is_fork_initialized, "ibv_is_fork_initialized": ForkInitialized;
 }
 
 /// Address of the symbol `name`, which ends with a NUL; null if it is missing. If there are several versions
@@ -166,6 +177,13 @@ pub(crate) fn open(file: &CStr) -> Result<*mut c_void, String> {
     Err(said.to_string_lossy().into_owned())
 }
 
+/// Whether huge pages can be registered, from the library's word on forks (`None` from an old library) and the environment variable
+/// `RDMAV_HUGEPAGES_SAFE`. Where forks matter, which is on kernels before 5.12, the library marks registered pages one by one, and the
+/// kernel refuses that for a part of a huge page; the variable has the library mark whole ones.
+pub(crate) fn huge_pages_are_safe(fork_status: Option<c_int>, is_set: bool) -> bool {
+    is_set || fork_status == Some(abi::FORK_UNNEEDED)
+}
+
 fn load(file: &CStr) -> Result<Api, LibraryError> {
     let library = open(file).map_err(|reason| LibraryError::Missing { reason })?;
     let api = Api::load(library)?;
@@ -184,6 +202,15 @@ fn load(file: &CStr) -> Result<Api, LibraryError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn huge_pages_are_used_where_forks_do_not_matter_or_the_library_was_told() {
+        assert!(huge_pages_are_safe(Some(abi::FORK_UNNEEDED), false));
+        for status in [None, Some(0), Some(1)] {
+            assert!(!huge_pages_are_safe(status, false));
+            assert!(huge_pages_are_safe(status, true));
+        }
+    }
 
     #[test]
     fn a_library_that_is_not_there_names_the_packages() {

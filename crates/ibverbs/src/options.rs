@@ -1,12 +1,18 @@
 //! Options of a device's name: pure.
 
-use headworks_verbs::{DeviceName, Mtu, OpenError, Promises};
+use std::net::{IpAddr, Ipv6Addr};
+
+use headworks_verbs::{DeviceName, Gid, Mtu, OpenError, Promises};
 
 /// The options that the name of a device gives; `None` leaves a choice to the device or to the program.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Options {
     pub(crate) port: Option<u8>,
     pub(crate) gid_index: Option<u8>,
+    /// The GID to use, in place of an index.
+    pub(crate) gid: Option<Gid>,
+    /// The subnet whose GID to use.
+    pub(crate) subnet: Option<Subnet>,
     pub(crate) mtu: Option<Mtu>,
     pub(crate) traffic_class: Option<u8>,
     pub(crate) service_level: Option<u8>,
@@ -14,16 +20,86 @@ pub(crate) struct Options {
     pub(crate) retry_count: Option<u8>,
     pub(crate) rnr_retry: Option<u8>,
     pub(crate) pkey_index: Option<u16>,
+    pub(crate) comp_vector: Option<u16>,
+    pub(crate) cq_moderation: Option<Moderation>,
     ordered_between_writes: Option<bool>,
     atomic_aligned_8: Option<bool>,
     in_order_within_write: Option<u32>,
 }
 
-const LEGAL: &str = "port=N, gid_index=N, mtu=BYTES, traffic_class=N, service_level=N, timeout=N, retry_count=N, \
-                     rnr_retry=N, pkey_index=N, ordered_between_writes=yes|no, atomic_aligned_8=yes|no, \
+/// A range of GIDs that begin with the same bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Subnet {
+    first: Gid,
+    bits: u32,
+}
+
+impl Subnet {
+    /// Reads `ADDRESS/BITS`, where BITS counts from the start of an IPv4 or IPv6 address.
+    fn parse(text: &str) -> Option<Self> {
+        let (address, bits) = text.split_once('/')?;
+        let address: IpAddr = address.parse().ok()?;
+        let bits: u32 = bits.parse().ok()?;
+        // An IPv4 address is the last 32 bits of its GID.
+        let (before, length) = match address {
+            IpAddr::V4(_) => (96, 32),
+            IpAddr::V6(_) => (0, 128),
+        };
+        (bits <= length).then_some(Self {
+            first: gid_of(address),
+            bits: before + bits,
+        })
+    }
+
+    /// Whether the GID is in the subnet.
+    pub(crate) fn contains(&self, gid: Gid) -> bool {
+        let differ = u128::from_be_bytes(gid.0) ^ u128::from_be_bytes(self.first.0);
+        differ.leading_zeros() >= self.bits
+    }
+}
+
+impl std::fmt::Display for Subnet {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let bits = match self.first.ipv4() {
+            Some(_) if self.bits >= 96 => self.bits - 96,
+            _ => self.bits,
+        };
+        write!(f, "{}/{bits}", self.first.ip())
+    }
+}
+
+/// The GID of an IP address.
+fn gid_of(address: IpAddr) -> Gid {
+    Gid(match address {
+        IpAddr::V4(address) => address.to_ipv6_mapped().octets(),
+        IpAddr::V6(address) => Ipv6Addr::octets(&address),
+    })
+}
+
+/// When a completion queue with a channel raises an event: after `count` completions, or `micros` microseconds after the first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Moderation {
+    pub(crate) count: u16,
+    pub(crate) micros: u16,
+}
+
+impl Moderation {
+    /// Reads `COUNT:MICROSECONDS`.
+    fn parse(text: &str) -> Option<Self> {
+        let (count, micros) = text.split_once(':')?;
+        let (count, micros) = (count.parse().ok()?, micros.parse().ok()?);
+        (count > 0).then_some(Self { count, micros })
+    }
+}
+
+const LEGAL: &str = "port=N, gid_index=N, gid=ADDRESS, subnet=ADDRESS/BITS, mtu=BYTES, traffic_class=N, service_level=N, timeout=N, retry_count=N, \
+                     rnr_retry=N, pkey_index=N, comp_vector=N, cq_moderation=COUNT:MICROSECONDS, ordered_between_writes=yes|no, atomic_aligned_8=yes|no, \
                      in_order_within_write=all|no|BYTES, as in ibv:mlx5_0,gid_index=3";
 const PORT: &str = "port=N, a number from 1 to 255";
 const GID_INDEX: &str = "gid_index=N, a number from 0 to 255";
+const GID: &str = "gid=ADDRESS, an IPv4 or IPv6 address of the port, as in gid=192.0.2.1; not together with gid_index or subnet";
+const SUBNET: &str =
+    "subnet=ADDRESS/BITS, as in subnet=192.0.2.0/24; not together with gid_index or gid";
 const MTU: &str = "mtu=BYTES: 256, 512, 1024, 2048 or 4096";
 const TRAFFIC_CLASS: &str = "traffic_class=N, a number from 0 to 255";
 const SERVICE_LEVEL: &str = "service_level=N, a number from 0 to 15";
@@ -31,6 +107,9 @@ const TIMEOUT: &str = "timeout=N, 4.096 microseconds times two to the N, from 0 
 const RETRY_COUNT: &str = "retry_count=N, a number from 0 to 7";
 const RNR_RETRY: &str = "rnr_retry=N, a number from 0 to 7 (7 for ever)";
 const PKEY_INDEX: &str = "pkey_index=N, a number from 0 to 65535";
+const COMP_VECTOR: &str = "comp_vector=N, a number from 0 to 65535";
+const MODERATION: &str =
+    "cq_moderation=COUNT:MICROSECONDS, a count from 1 to 65535 and microseconds from 0 to 65535";
 const ORDERED: &str = "ordered_between_writes=yes or ordered_between_writes=no";
 const ATOMIC: &str = "atomic_aligned_8=yes or atomic_aligned_8=no";
 const IN_ORDER: &str =
@@ -64,6 +143,21 @@ impl Options {
             match key {
                 "port" => options.port = small(1, 255, PORT)?,
                 "gid_index" => options.gid_index = small(0, 255, GID_INDEX)?,
+                "gid" => {
+                    let address = value.and_then(|text| text.parse().ok());
+                    options.gid = Some(gid_of(address.ok_or_else(|| refused(GID))?));
+                }
+                "subnet" => {
+                    let subnet = value.and_then(Subnet::parse);
+                    options.subnet = Some(subnet.ok_or_else(|| refused(SUBNET))?);
+                }
+                "comp_vector" => {
+                    options.comp_vector = Some(number(0, 65_535, COMP_VECTOR)? as u16);
+                }
+                "cq_moderation" => {
+                    let moderation = value.and_then(Moderation::parse);
+                    options.cq_moderation = Some(moderation.ok_or_else(|| refused(MODERATION))?);
+                }
                 "mtu" => {
                     let bytes = number(256, 4096, MTU)?;
                     let mtu = (1..=5)
@@ -89,6 +183,17 @@ impl Options {
                     });
                 }
                 _ => return Err(refused(LEGAL)),
+            }
+            let ways = [
+                options.gid_index.is_some(),
+                options.gid.is_some(),
+                options.subnet.is_some(),
+            ];
+            if ways.iter().filter(|way| **way).count() > 1 {
+                return Err(refused(match key {
+                    "subnet" => SUBNET,
+                    _ => GID,
+                }));
             }
         }
         Ok(options)
@@ -122,7 +227,7 @@ mod tests {
         assert_eq!(of("").unwrap(), Options::default());
         let all = of(
             ",port=2,gid_index=3,mtu=2048,traffic_class=106,service_level=15,timeout=0,\
-                     retry_count=7,rnr_retry=1,pkey_index=65535",
+                     retry_count=7,rnr_retry=1,pkey_index=65535,comp_vector=9,cq_moderation=16:50",
         )
         .unwrap();
         let expected = Options {
@@ -135,9 +240,43 @@ mod tests {
             retry_count: Some(7),
             rnr_retry: Some(1),
             pkey_index: Some(65_535),
+            comp_vector: Some(9),
+            cq_moderation: Some(Moderation {
+                count: 16,
+                micros: 50,
+            }),
             ..Options::default()
         };
         assert_eq!(all, expected);
+    }
+
+    #[test]
+    fn an_address_or_a_subnet_selects_a_gid() {
+        let gid = |text: &str| gid_of(text.parse().unwrap());
+        assert_eq!(of(",gid=192.0.2.1").unwrap().gid, Some(gid("192.0.2.1")));
+        assert_eq!(of(",gid=fe80::1").unwrap().gid, Some(gid("fe80::1")));
+        let subnet = |text: &str| of(&format!(",subnet={text}")).unwrap().subnet.unwrap();
+        for (name, inside, outside) in [
+            ("192.0.2.0/24", "192.0.2.7", "192.0.3.7"),
+            ("192.0.2.7/32", "192.0.2.7", "192.0.2.6"),
+            ("0.0.0.0/0", "203.0.113.9", "2001:db8::1"),
+            ("2001:db8::/32", "2001:db8::9", "2001:db9::9"),
+        ] {
+            let subnet = subnet(name);
+            assert!(
+                subnet.contains(gid(inside)) && !subnet.contains(gid(outside)),
+                "{name}"
+            );
+            assert_eq!(subnet.to_string(), name);
+        }
+        assert!(subnet("::/0").contains(gid("192.0.2.1")));
+        for two in [
+            "gid=192.0.2.1,gid_index=3",
+            "subnet=192.0.2.0/24,gid=192.0.2.1",
+        ] {
+            let said = of(&format!(",{two}")).unwrap_err();
+            assert!(said.contains("not together with"), "{said}");
+        }
     }
 
     #[test]
@@ -172,6 +311,14 @@ mod tests {
             ("retry_count=8", RETRY_COUNT),
             ("rnr_retry=+1", RNR_RETRY),
             ("pkey_index=65536", PKEY_INDEX),
+            ("gid=mlx5_0", GID),
+            ("gid", GID),
+            ("subnet=192.0.2.0", SUBNET),
+            ("subnet=192.0.2.0/33", SUBNET),
+            ("subnet=::/129", SUBNET),
+            ("comp_vector=-1", COMP_VECTOR),
+            ("cq_moderation=0:1", MODERATION),
+            ("cq_moderation=5", MODERATION),
             ("ordered_between_writes", ORDERED),
             ("atomic_aligned_8=maybe", ATOMIC),
             ("in_order_within_write=0", IN_ORDER),

@@ -129,7 +129,9 @@ fn batch<const LIDS: bool>(
             convert::complete(place, (wr_id, qp_num), &written, at);
         } else {
             polled.failed = true;
-            *place = convert::failed(wr_id, status, qp_num, at);
+            // SAFETY: as above.
+            let vendor_err = unsafe { (*wc.as_ptr()).vendor_err };
+            *place = convert::failed(wr_id, (status, vendor_err), qp_num, at);
         }
     }
     polled
@@ -236,6 +238,7 @@ struct ExtendedCqOps {
     read_opcode: unsafe extern "C" fn(*mut abi::CqEx) -> i32,
     read_byte_len: unsafe extern "C" fn(*mut abi::CqEx) -> u32,
     read_imm_data: unsafe extern "C" fn(*mut abi::CqEx) -> u32,
+    read_vendor_err: unsafe extern "C" fn(*mut abi::CqEx) -> u32,
     read_qp_num: unsafe extern "C" fn(*mut abi::CqEx) -> u32,
     read_src_qp: unsafe extern "C" fn(*mut abi::CqEx) -> u32,
     read_wc_flags: unsafe extern "C" fn(*mut abi::CqEx) -> u32,
@@ -260,6 +263,7 @@ impl ExtendedCqOps {
                 read_opcode: (*cq).read_opcode?,
                 read_byte_len: (*cq).read_byte_len?,
                 read_imm_data: (*cq).read_imm_data?,
+                read_vendor_err: (*cq).read_vendor_err?,
                 read_qp_num: (*cq).read_qp_num?,
                 read_src_qp: (*cq).read_src_qp?,
                 read_wc_flags: (*cq).read_wc_flags?,
@@ -282,7 +286,9 @@ impl ExtendedCqOps {
             (at, (*cq).wr_id, (*cq).status, (self.read_qp_num)(cq))
         };
         if status != 0 {
-            *place = convert::failed(wr_id, status, qp_num, at);
+            // SAFETY: as above. A failed request has this number.
+            let vendor_err = unsafe { (self.read_vendor_err)(cq) };
+            *place = convert::failed(wr_id, (status, vendor_err), qp_num, at);
             return true;
         }
         let current = CurrentCompletion { calls: self, cq };

@@ -3,7 +3,7 @@
 
 use std::fmt;
 
-use headworks_verbs::{Gid, Lid, Mtu};
+use headworks_verbs::{Gid, Lid, Mtu, PKey, RoceVersion};
 
 use crate::gid::GidType;
 
@@ -36,6 +36,15 @@ impl Network {
     /// Returns whether this is RoCE, whose packets and addresses are those of a network interface.
     pub const fn is_roce(self) -> bool {
         matches!(self, Self::RoceV2 | Self::RoceV1 | Self::Roce)
+    }
+
+    /// The version of RoCE, if this is RoCE of a known version.
+    pub const fn roce(self) -> Option<RoceVersion> {
+        match self {
+            Self::RoceV2 => Some(RoceVersion::V2),
+            Self::RoceV1 => Some(RoceVersion::V1),
+            _ => None,
+        }
     }
 
     /// The port's local identifier, if it has one.
@@ -75,6 +84,12 @@ pub struct Choice {
     pub gid: Gid,
     /// The longest packet.
     pub mtu: Mtu,
+    /// Index of the partition key in the port's table.
+    pub pkey_index: u16,
+    /// The key at that index, if the device says it.
+    pub pkey: Option<PKey>,
+    /// Traffic class of connections, and of datagrams that set none.
+    pub traffic_class: u8,
 }
 
 impl Choice {
@@ -88,6 +103,9 @@ impl Choice {
             gid_index,
             gid,
             mtu,
+            pkey_index: 0,
+            pkey: None,
+            traffic_class: 0,
         }
     }
 }
@@ -96,7 +114,12 @@ impl fmt::Display for Choice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let up = if self.is_up { "up" } else { "down" };
         let (port, network, index) = (self.port, self.network, self.gid_index);
-        write!(f, "port {port} ({up}), {network}, GID index {index}")
+        write!(f, "port {port} ({up}), {network}, GID index {index}")?;
+        // The default partition needs no word.
+        match self.pkey.filter(|pkey| *pkey != PKey::DEFAULT) {
+            Some(pkey) => write!(f, ", partition key {pkey}"),
+            None => Ok(()),
+        }
     }
 }
 
@@ -110,6 +133,30 @@ pub enum Refusal {
     /// The device's library takes no locks in this environment.
     #[error("{0}")]
     NoLocks(&'static str),
+    /// The device has no connections: its only queue pairs are for datagrams.
+    #[error(
+        "the device refuses reliable connections (RC): its driver, {driver}, has datagrams only; use another device"
+    )]
+    NoConnections {
+        /// The device's driver.
+        driver: String,
+    },
+    /// Order was declared for a device that can only register memory with relaxed ordering.
+    #[error(
+        "the device registers memory with relaxed ordering only, so its WRITEs are in no order: leave out \
+         ordered_between_writes=yes"
+    )]
+    OnlyRelaxed,
+    /// No GID of the port is the requested one, or in the requested subnet.
+    #[error("{asked} is no address of port {port}: it has {there}")]
+    NoSuchAddress {
+        /// The option that asked, such as `gid=192.0.2.1`.
+        asked: String,
+        /// Number of the port.
+        port: u8,
+        /// The addresses in use, or "none".
+        there: String,
+    },
     /// The port has no GID.
     #[error("port {port} has no address: give its network interface an IP address")]
     NoAddress {

@@ -3,49 +3,52 @@
 //! | option | what | without it |
 //! |---|---|---|
 //! | `port=N` | the port to use | the first that is up, else the first |
-//! | `gid_index=N` | entry of the port's GID table to use | RoCE v2 over IPv4, then over IPv6, then any other; on InfiniBand the first |
+//! | `gid_index=N`, `gid=ADDRESS` | entry of the port's GID table to use, by its number or its address | RoCE v2 over IPv4, then over IPv6, then any other; on InfiniBand the first |
+//! | `subnet=ADDRESS/BITS` | use an address of this subnet | any |
 //! | `mtu=BYTES` | the longest packet; more than the port's active MTU is refused | the port's active MTU |
-//! | `traffic_class=N`, `service_level=N` | for connections, and for datagrams that give none | 0 |
+//! | `traffic_class=N`, `service_level=N` | for connections, and for datagrams that give none | on RoCE the class in `/sys/class/infiniband/NAME/tc/PORT/traffic_class`, if there is such a file; else 0 |
 //! | `timeout=N`, `retry_count=N`, `rnr_retry=N` | for connections; overrides the program's value | the program's value; at most 6 retries on rxe, which retries without end at 7 |
-//! | `pkey_index=N` | entry of the port's partition key table; one beyond the table is refused | 0 |
+//! | `pkey_index=N` | entry of the port's partition key table; one beyond the table is refused | on InfiniBand the first key of full membership, else the first; elsewhere 0 |
+//! | `comp_vector=N` | the interrupt of completion queues with a channel | each queue takes the next |
+//! | `cq_moderation=COUNT:MICROSECONDS` | a completion queue with a channel raises an event after COUNT completions, or MICROSECONDS after the first | the device's own |
 //! | `ordered_between_writes=yes\|no`, `atomic_aligned_8=yes\|no`, `in_order_within_write=all\|no\|BYTES` | the declared promises | the promises known of the driver |
 //!
 //! `ibv` without a name opens the machine's only device.
 //!
 //! A port of an InfiniBand network is addressed by LID as well as by GID ([`DeviceInfo::lid`]). Both ends
-//! must be in one subnet, or librdmacm must resolve the route between them. Two kinds of devices are refused
-//! ([`Refusal`]): iWARP devices, which are connected in another way, and `mlx5` devices if
-//! `MLX5_SINGLE_THREADED=1` is set, because their library then takes no locks.
+//! must be in one subnet, or librdmacm must resolve the route between them. Some devices are refused
+//! ([`Refusal`]): iWARP devices, which are connected in another way; devices without reliable connections (EFA); and `mlx5`
+//! devices if `MLX5_SINGLE_THREADED=1` is set, because their library then takes no locks.
 
 use std::env::consts::ARCH;
 use std::fs;
-use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use headworks_verbs::{
-    Device, DeviceInfo, DeviceLimits, DeviceName, Lid, Mtu, OpenError, Provider,
-};
+use headworks_verbs::{Device, DeviceInfo, DeviceLimits, DeviceName, OpenError, Provider};
 
 use crate::abi;
 use crate::attributes::Port;
-use crate::device::{Context, ExtraLimits, IbvDevice};
-use crate::gid::{self, Entry};
+use crate::device::{Context, DeviceTraits, IbvDevice};
 use crate::library::{self, Api, LibraryError};
 use crate::options::Options;
-use crate::port_selection::{Choice, Network, Refusal};
-use crate::quirks;
+use crate::port_selection::{Choice, Refusal};
+use crate::port_tables::{PortTables, Selected, active_mtu};
+use crate::probe::{self, Findings, ProbeError};
+use crate::quirks::{self, Circumstances};
 use crate::raw::{self, Raw};
 
 const KIND: &str = "ibv";
-/// Sizes of inline payloads to try, longest first. Every device has queue pairs for the last.
-const INLINES: [u32; 10] = [1024, 512, 384, 256, 192, 128, 64, 32, 16, 0];
+/// Where the kernel describes its RDMA devices.
+const SYSFS: &str = "/sys/class/infiniband";
 
 /// The provider of RDMA NICs.
 #[derive(Default)]
 pub struct IbvProvider {
     /// Replaces the machine's libibverbs in tests.
     stand_in: Option<Api>,
+    /// Replaces [`SYSFS`] in tests.
+    sysfs: Option<PathBuf>,
 }
 
 /// A device, opened, and the choice of its port.
@@ -53,20 +56,32 @@ struct FoundDevice {
     info: DeviceInfo,
     choice: Choice,
     port: Port,
-    most: ExtraLimits,
+    traits: DeviceTraits,
     raw: Arc<Raw>,
 }
 
 impl IbvProvider {
     /// Creates a provider of the machine's libibverbs, which is loaded when a call first needs it.
     pub const fn new() -> Self {
-        Self { stand_in: None }
+        Self {
+            stand_in: None,
+            sysfs: None,
+        }
     }
 
     #[cfg(test)]
     pub(crate) const fn with(api: Api) -> Self {
         Self {
             stand_in: Some(api),
+            sysfs: None,
+        }
+    }
+
+    #[cfg(test)]
+    pub(crate) fn with_sysfs(api: Api, sysfs: &Path) -> Self {
+        Self {
+            sysfs: Some(sysfs.to_owned()),
+            ..Self::with(api)
         }
     }
 
@@ -101,7 +116,11 @@ impl IbvProvider {
         let api = self
             .api()
             .map_err(|error| failed(&name.to_string(), error))?;
-        find(&api, name)
+        find(&api, self.sysfs(), name)
+    }
+
+    fn sysfs(&self) -> &Path {
+        self.sysfs.as_deref().unwrap_or_else(|| Path::new(SYSFS))
     }
 
     fn api(&self) -> Result<Api, LibraryError> {
@@ -128,7 +147,7 @@ impl Provider for IbvProvider {
             let found = format!("{KIND}:{name}")
                 .parse()
                 .map_err(OpenError::Name)
-                .and_then(|name| find(&api, &name));
+                .and_then(|name| find(&api, self.sysfs(), &name));
             match found {
                 Ok(found) => devices.push(found.info),
                 Err(error) => tracing::warn!(%error, "device left out: it cannot be opened"),
@@ -139,7 +158,7 @@ impl Provider for IbvProvider {
 
     fn open(&self, name: &DeviceName) -> Result<Arc<dyn Device>, OpenError> {
         let found = self.found(name)?;
-        let context = Context::new(found.raw, found.info, found.port, found.most);
+        let context = Context::new(found.raw, found.info, found.port, found.traits);
         let context = context.map_err(|error| failed(&name.to_string(), error))?;
         Ok(Arc::new(IbvDevice::over(context)))
     }
@@ -161,8 +180,8 @@ fn not_found(name: &DeviceName, there: &[String]) -> OpenError {
     OpenError::NotFound { name, hint }
 }
 
-fn find(api: &Api, name: &DeviceName) -> Result<FoundDevice, OpenError> {
-    let options = Options::of(name)?;
+fn find(api: &Api, sysfs: &Path, name: &DeviceName) -> Result<FoundDevice, OpenError> {
+    let mut options = Options::of(name)?;
     let system = |error| failed(&name.to_string(), error);
     let there = raw::names(api).map_err(system)?;
     let called = match (name.name(), &*there) {
@@ -177,7 +196,9 @@ fn find(api: &Api, name: &DeviceName) -> Result<FoundDevice, OpenError> {
         return Err(refused(Refusal::Iwarp));
     }
     let device = raw.device_attr().map_err(system)?;
-    let driver = quirks::driver(in_sysfs(called, "driver"), device.vendor_id);
+    let sysfs = sysfs.join(called);
+    let driver = quirks::driver(pci_driver(&sysfs), device.vendor_id);
+    let quirks = quirks::of(&driver, device.vendor_id);
     let single_threaded = std::env::var_os("MLX5_SINGLE_THREADED");
     if let Some(what) = quirks::refusal(&driver, device.vendor_id, single_threaded.as_deref()) {
         return Err(refused(Refusal::NoLocks(what)));
@@ -196,65 +217,95 @@ fn find(api: &Api, name: &DeviceName) -> Result<FoundDevice, OpenError> {
     within("mtu", mtu.bytes().into(), active.bytes().into(), || {
         format!("port {number} of {called} has active")
     })?;
-    let is_infiniband = is_infiniband(raw.transport(), &attr);
-    let entry = entry_of(&raw, &options, number, &attr, is_infiniband).map_err(refused)?;
-    let network = match (is_infiniband, Lid::new(attr.lid)) {
-        // On other transports the types of GIDs have no meaning.
-        (false, _) if raw.transport() != abi::TRANSPORT_IB => Network::Other,
-        (false, _) => Network::of_ethernet(entry.gid_type),
-        (true, Some(lid)) => Network::Infiniband(lid),
-        (true, None) => {
-            let (port, lid) = (number, attr.lid);
-            return Err(refused(Refusal::NoLid { port, lid }));
-        }
-    };
+    let tables = PortTables::read(&raw, number, attr);
+    let selected = tables
+        .select(&options, None, |index| raw.pkey(number, index))
+        .map_err(refused)?;
+    let Selected { network, entry, .. } = selected;
+    if network.is_roce() && options.traffic_class.is_none() {
+        options.traffic_class = traffic_class(&sysfs, number);
+    }
     let choice = Choice {
         port: number,
-        is_up: attr.state == abi::PORT_ACTIVE,
+        is_up: tables.attr.state == abi::PORT_ACTIVE,
         network,
         gid_index: entry.index,
         gid: entry.gid,
         mtu,
+        pkey_index: selected.pkey_index,
+        pkey: selected.pkey,
+        traffic_class: options.traffic_class.unwrap_or(0),
     };
-    let inline = max_inline(&raw).unwrap_or_else(|error| {
-        tracing::warn!(
-            "{name}: a queue pair that shows the longest inline payload cannot be made, so nothing is sent \
-             inline: {error}"
-        );
-        0
+    let port = Port {
+        number,
+        mtu,
+        gid_index: entry.index,
+        gid: entry.gid,
+        gid_type: entry.gid_type,
+        lid: network.lid(),
+        pkey_index: selected.pkey_index,
+        pkey: selected.pkey,
+        needs_grh: tables.attr.flags & abi::GRH_REQUIRED != 0,
+        has_atomics: device.atomic_cap != abi::ATOMIC_NONE,
+        most_retries: quirks.most_retries,
+        options,
+    };
+    let findings = match probe::examine(&raw, &port, quirks) {
+        Ok(findings) => findings,
+        Err(ProbeError::NoConnections) => {
+            return Err(refused(Refusal::NoConnections { driver }));
+        }
+        Err(ProbeError::System(error)) => {
+            tracing::warn!(
+                "{name}: a queue pair that shows the longest inline payload cannot be made, so nothing is sent \
+                 inline: {error}"
+            );
+            Findings {
+                max_inline: 0,
+                registers_relaxed: false,
+                data_in_order: None,
+            }
+        }
+    };
+    let relaxes = std::env::var_os("MLX5_RELAXED_PACKET_ORDERING_ON");
+    let known = quirks.promises(Circumstances {
+        architecture: ARCH,
+        is_infiniband: network.lid().is_some(),
+        registers_relaxed: findings.registers_relaxed,
+        is_told_to_relax: relaxes.is_some_and(|value| value == "1"),
+        data_in_order: findings.data_in_order,
     });
-    let limits = limits_of(&device, &attr, inline);
+    let promises = port.options.promises(known);
+    if findings.registers_relaxed && promises.ordered_between_writes {
+        return Err(refused(Refusal::OnlyRelaxed));
+    }
+    let limits = limits_of(&device, &tables.attr, findings.max_inline);
     let info = DeviceInfo {
         name: name.clone(),
         description: format!("RDMA device {called} ({driver}), {choice}"),
         network: 0,
         gid: entry.gid,
         lid: network.lid(),
+        roce: network.roce(),
+        pkey: selected.pkey,
         mtu,
         driver: (driver != quirks::UNKNOWN).then(|| driver.clone()),
-        numa_node: in_sysfs(called, "numa_node").and_then(|node| node.parse().ok()),
+        numa_node: numa_node(&sysfs),
         limits,
-        promises: options.promises(quirks::promises(&driver, device.vendor_id, ARCH)),
+        promises,
     };
-    let port = Port {
-        number,
-        gid_index: entry.index,
-        gid: entry.gid,
-        lid: network.lid(),
-        needs_grh: attr.flags & abi::GRH_REQUIRED != 0,
-        has_atomics: device.atomic_cap != abi::ATOMIC_NONE,
-        most_retries: quirks::most_retries(&driver),
-        options,
-    };
-    let most = ExtraLimits {
+    let traits = DeviceTraits {
         region_bytes: device.max_mr_size,
         pds: positive(device.max_pd),
+        registers_relaxed: findings.registers_relaxed,
+        registers_huge_pages: raw.registers_huge_pages(),
+        reports_failures: quirks.reports_failures,
     };
     Ok(FoundDevice {
         info,
         choice,
         port,
-        most,
+        traits,
         raw,
     })
 }
@@ -277,21 +328,6 @@ fn within(
     })
 }
 
-/// The active MTU of a port.
-pub(crate) fn active_mtu(port: &abi::PortAttr) -> Mtu {
-    let active = u8::try_from(port.active_mtu).ok();
-    active.and_then(Mtu::from_code).unwrap_or(Mtu::B1024)
-}
-
-/// Returns whether a port is on an InfiniBand network. A port that does not say is if the transport is.
-pub(crate) fn is_infiniband(transport: i32, port: &abi::PortAttr) -> bool {
-    match port.link_layer {
-        abi::LINK_INFINIBAND => true,
-        abi::LINK_UNSPECIFIED => transport == abi::TRANSPORT_IB,
-        _ => false,
-    }
-}
-
 /// Returns the requested port, else the first that is up, else the first.
 fn port_of(raw: &Raw, options: &Options, ports: u8) -> std::io::Result<(u8, abi::PortAttr)> {
     if let Some(port) = options.port {
@@ -306,51 +342,24 @@ fn port_of(raw: &Raw, options: &Options, ports: u8) -> std::io::Result<(u8, abi:
     Ok((1, raw.port_attr(1)?))
 }
 
-/// Returns the requested GID, else the best one.
-fn entry_of(
-    raw: &Raw,
-    options: &Options,
-    port: u8,
-    attr: &abi::PortAttr,
-    is_infiniband: bool,
-) -> Result<Entry, Refusal> {
-    let count = usize::try_from(attr.gid_tbl_len).unwrap_or(0);
-    let entries = raw.gids(port, count);
-    let Some(index) = options.gid_index else {
-        let chosen = match is_infiniband {
-            true => gid::choose_infiniband(&entries),
-            false => gid::choose(&entries),
-        };
-        return chosen.ok_or(Refusal::NoAddress { port });
-    };
-    let found = entries.iter().find(|entry| entry.index == index);
-    found.copied().ok_or_else(|| {
-        let there: Vec<_> = entries
-            .iter()
-            .map(|entry| entry.index.to_string())
-            .collect();
-        let there = if there.is_empty() {
-            "none".to_owned()
-        } else {
-            there.join(", ")
-        };
-        Refusal::GidIndex { index, port, there }
-    })
+/// Name of the driver of the function behind the device, as sysfs has it.
+fn pci_driver(sysfs: &Path) -> Option<String> {
+    let target = fs::read_link(sysfs.join("device/driver")).ok()?;
+    Some(target.file_name()?.to_string_lossy().into_owned())
 }
 
-/// Reads what sysfs says about the device behind the RDMA device `name`.
-fn in_sysfs(name: &str, of: &str) -> Option<String> {
-    let path = Path::new("/sys/class/infiniband")
-        .join(name)
-        .join("device")
-        .join(of);
-    match of {
-        "driver" => {
-            let target = fs::read_link(path).ok()?;
-            Some(target.file_name()?.to_string_lossy().into_owned())
-        }
-        _ => Some(fs::read_to_string(path).ok()?.trim().to_owned()),
-    }
+fn numa_node(sysfs: &Path) -> Option<u32> {
+    let text = fs::read_to_string(sysfs.join("device/numa_node")).ok()?;
+    text.trim().parse().ok()
+}
+
+/// The traffic class that the administrator set for a port. Only drivers that are not the kernel's own have the file; it has a
+/// number, or a line such as `Global tclass=106`.
+fn traffic_class(sysfs: &Path, port: u8) -> Option<u8> {
+    let file = sysfs.join(format!("tc/{port}/traffic_class"));
+    let text = fs::read_to_string(file).ok()?;
+    let number = text.lines().next()?.rsplit('=').next()?;
+    number.trim().parse().ok()
 }
 
 fn positive(number: i32) -> u32 {
@@ -378,33 +387,4 @@ fn limits_of(device: &abi::DeviceAttr, port: &abi::PortAttr, max_inline: u32) ->
         max_rd_atomic: u8::try_from(reads.clamp(0, 255)).unwrap_or(u8::MAX),
         max_message: port.max_msg_sz,
     }
-}
-
-/// Returns the longest inline payload. A device reports it only for a queue pair, so this creates queue pairs.
-///
-/// # Errors
-///
-/// The device has no room for one, or the limit of locked memory is too low.
-fn max_inline(raw: &Arc<Raw>) -> io::Result<u32> {
-    let pd = raw.alloc_pd()?;
-    let cq = raw.create_cq(headworks_verbs::CqId(0), 4, None, None)?;
-    let longest = |qp_type| {
-        let mut refused = io::Error::from(io::ErrorKind::Other);
-        for asked in INLINES {
-            let mut caps = abi::QpCap {
-                max_send_wr: 1,
-                max_recv_wr: 1,
-                max_send_sge: 1,
-                max_recv_sge: 1,
-                max_inline_data: asked,
-            };
-            match pd.create_qp(qp_type, (&cq, &cq), None, &mut caps, false) {
-                Ok(_) => return Ok(caps.max_inline_data),
-                // Mostly the payload is too long for the device.
-                Err(error) => refused = error,
-            }
-        }
-        Err(refused)
-    };
-    longest(abi::QPT_RC).or_else(|error| longest(abi::QPT_UD).map_err(|_| error))
 }

@@ -36,8 +36,8 @@ pub(crate) struct IbvQp {
     made_by: ForkGeneration,
     caps: QpCaps,
     life: Arc<QpStateCache>,
-    /// Limits the queries of the state.
-    queries: Throttle,
+    /// Limits the queries of the state. `None` if the device reports each failure, so that only a suspect state is asked for.
+    queries: Option<Throttle>,
     _send_cq: Arc<IbvCq>,
     _recv_cq: Arc<IbvCq>,
     _srq: Option<Arc<dyn headworks_verbs::SharedReceiveQueue>>,
@@ -73,7 +73,7 @@ impl IbvQp {
             let what = "queue pairs";
             return Err(ResourceError::Unsupported { what });
         };
-        let limit = context.info.limits.max_qp;
+        let limit = context.info().limits.max_qp;
         let ticket = context.counts.qps.take("queue pairs", limit)?;
         let cqs = (&*send_cq.cq, &*recv_cq.cq);
         let shared = srq.map(|srq| &*srq.srq);
@@ -83,7 +83,9 @@ impl IbvQp {
         let or = ", or the queues are too large together";
         let qp = made.map_err(|error| refused_or("making a queue pair", or, error))?;
         let qp = Arc::new(qp);
-        let caps = given(init, &caps, &qp.caps().unwrap_or_default());
+        let mut caps = given(init, &caps, &qp.caps().unwrap_or_default());
+        // Some devices return what was asked for, and ignore the flag of inline payloads.
+        caps.max_inline = caps.max_inline.min(context.info().limits.max_inline);
         let life = Arc::new(QpStateCache::new(
             init.qp_type,
             [send_cq.id(), recv_cq.id()],
@@ -105,7 +107,7 @@ impl IbvQp {
             qp,
             caps,
             life,
-            queries: Throttle::new(QUERIES_MS),
+            queries: (!context.traits.reports_failures).then(|| Throttle::new(QUERIES_MS)),
             _send_cq: send_cq,
             _recv_cq: recv_cq,
             _srq: init.srq.clone(),
@@ -116,7 +118,7 @@ impl IbvQp {
 }
 
 fn checked_caps(context: &Context, init: &QpInit) -> Result<abi::QpCap, ResourceError> {
-    let (caps, limits) = (&init.caps, &context.info.limits);
+    let (caps, limits) = (&init.caps, &context.info().limits);
     ResourceError::check("send queue size", caps.max_send_wr, 0..=limits.max_qp_wr)?;
     let what = "scatter/gather entries of a send request";
     ResourceError::check(what, caps.max_send_sge, 0..=limits.max_sge)?;
@@ -137,13 +139,15 @@ fn checked_caps(context: &Context, init: &QpInit) -> Result<abi::QpCap, Resource
     Ok(asked)
 }
 
-/// The capabilities of a queue pair: those that the device reports when asked (`said`), else those that it
-/// returned on creation (`made`), else those asked for. A device reports 0 for what it does not say. Sends
-/// have room for at least one entry.
+/// The capabilities of a queue pair: the smaller of those that the device returned on creation (`made`) and those that it reports
+/// when asked (`said`), because some devices report more than they have. A device reports 0 for what it does not say; without
+/// either, the capabilities are those asked for. Sends have room for at least one entry.
 fn given(init: &QpInit, made: &abi::QpCap, said: &abi::QpCap) -> QpCaps {
-    let size = |asked: u32, made: u32, said: u32| match said {
-        0 => made.max(asked),
-        said => said,
+    let size = |asked: u32, made: u32, said: u32| match (made, said) {
+        (0, 0) => asked,
+        (0, said) => said,
+        (made, 0) => made.max(asked),
+        (made, said) => made.min(said),
     };
     let asked = &init.caps;
     QpCaps {
@@ -182,7 +186,12 @@ impl IbvQp {
     /// no failure that the peer caused (the kernel's rxe does not).
     #[inline]
     fn refresh(&self, now_ms: u64) {
-        if self.life.is_to_be_asked(|| self.queries.passes(now_ms)) {
+        let is_due = || {
+            self.queries
+                .as_ref()
+                .is_some_and(|queries| queries.passes(now_ms))
+        };
+        if self.life.is_to_be_asked(is_due) {
             self.ask();
         }
     }
@@ -209,15 +218,17 @@ impl IbvQp {
             return Err(ModifyError::Forked);
         }
         let context = &self.pd.context;
-        attr.check_values(&context.info.limits)?;
+        attr.check_values(&context.info().limits)?;
         let now_ms = coarse_ms();
         context.pump();
         self.refresh(now_ms);
         let from = self.life.state();
         let to = qp_state::check_transition(self.life.qp_type, from, attr)?;
-        context.port.check_way((from, to), attr)?;
+        context.port().check_way((from, to), attr)?;
         let modify = |(from, to), attr: &QpAttr| {
-            let (mut out, mask) = context.port.attributes(self.life.qp_type, (from, to), attr);
+            let (mut out, mask) = context
+                .port()
+                .attributes(self.life.qp_type, (from, to), attr);
             if let Some(way) = way {
                 out.ah_attr = way;
             }
@@ -244,7 +255,9 @@ impl IbvQp {
         }
         self.life.moved((from, to));
         // The device need not be asked for a state that it just entered.
-        self.queries.close(now_ms);
+        if let Some(queries) = &self.queries {
+            queries.close(now_ms);
+        }
         self.may_receive = to != QpState::Reset;
         self.may_send = self.may_receive && !matches!(to, QpState::Init | QpState::Rtr);
         if let Some(count) = attr.max_rd_atomic {

@@ -12,12 +12,12 @@ use std::ptr::{NonNull, null, null_mut};
 use std::sync::Arc;
 
 use headworks_shm::fork::ForkGeneration;
-use headworks_verbs::{AsyncEvent, CqId, Qpn, SrqId};
+use headworks_verbs::{AsyncEvent, CqId, PKey, Qpn, SrqId};
 
 use crate::abi::{self, event};
 use crate::attributes;
 use crate::gid::{Entry, GidType};
-use crate::library::Api;
+use crate::library::{self, Api};
 
 mod calls;
 
@@ -138,6 +138,17 @@ impl Raw {
         self.made_by
     }
 
+    /// Whether huge pages can be registered.
+    pub(crate) fn registers_huge_pages(&self) -> bool {
+        // SAFETY: the function takes no argument.
+        let status = self
+            .api
+            .is_fork_initialized
+            .map(|status| unsafe { status() });
+        let is_set = std::env::var_os("RDMAV_HUGEPAGES_SAFE").is_some();
+        library::huge_pages_are_safe(status, is_set)
+    }
+
     /// The device's transport type, as libibverbs numbers it.
     pub(crate) fn transport(&self) -> c_int {
         // SAFETY: the context is open and keeps its device.
@@ -224,6 +235,25 @@ impl Raw {
         })
     }
 
+    /// The partition key of an entry of a port's table; `None` if the entry is unused.
+    pub(crate) fn pkey(&self, port: u8, index: u16) -> Option<PKey> {
+        let mut pkey = 0;
+        let context = self.context.as_ptr();
+        // SAFETY: the context is open, and `pkey` has the right type.
+        let asked = unsafe { (self.api.query_pkey)(context, port, index.into(), &mut pkey) };
+        // The library returns network byte order.
+        check(asked)
+            .ok()
+            .and_then(|()| PKey::new(u16::from_be(pkey)))
+    }
+
+    /// Number of interrupts that completion queues can be spread over.
+    fn vectors(&self) -> u32 {
+        // SAFETY: the field belongs to an open context, and is set once.
+        let vectors = unsafe { (*self.context.as_ptr()).num_comp_vectors };
+        u32::try_from(vectors).unwrap_or(0).max(1)
+    }
+
     /// Frequency in kHz of the clock that stamps completions. `None` if the device has none, if the clock
     /// cannot be read here too, or if there are no extended CQs.
     pub(crate) fn clock_khz(&self) -> Option<u64> {
@@ -297,6 +327,11 @@ impl Raw {
             event::DEVICE_FATAL => Ok(AsyncEvent::DeviceFatal),
             event::PORT_ACTIVE => Ok(AsyncEvent::PortActive(port)),
             event::PORT_ERR => Ok(AsyncEvent::PortDown(port)),
+            event::LID_CHANGE
+            | event::PKEY_CHANGE
+            | event::SM_CHANGE
+            | event::CLIENT_REREGISTER
+            | event::GID_CHANGE => Ok(AsyncEvent::PortChanged(port)),
             other => Err(other),
         };
         // SAFETY: the event was received above and is acknowledged once.
@@ -319,15 +354,18 @@ impl Raw {
         Ok(channel)
     }
 
-    /// Creates a CQ numbered `id`. With `stamps`, the CQ is extended and its completions have these fields.
+    /// Creates a CQ numbered `id`. Its events go through the channel, if one is given, by this interrupt, of which the device has
+    /// some. With `stamps`, the CQ is extended and its completions have these fields.
     pub(crate) fn create_cq(
         self: &Arc<Self>,
         id: CqId,
         depth: u32,
-        channel: Option<&Object<abi::CompChannel>>,
+        channel: Option<(&Object<abi::CompChannel>, u32)>,
         stamps: Option<u64>,
     ) -> io::Result<Object<abi::Cq>> {
         let context = self.context.as_ptr();
+        let vector = channel.map_or(0, |(_, vector)| vector % self.vectors());
+        let channel = channel.map(|(channel, _)| channel);
         let cq_context = id.0 as usize as *mut c_void;
         let channel = channel.map_or(null_mut(), Object::as_ptr);
         let made = if let Some(wc_flags) = stamps {
@@ -336,7 +374,7 @@ impl Raw {
                 cqe: depth,
                 cq_context,
                 channel,
-                comp_vector: 0,
+                comp_vector: vector,
                 wc_flags,
                 comp_mask: 0,
                 flags: 0,
@@ -347,9 +385,34 @@ impl Raw {
             unsafe { create(context, &mut attr) }.cast()
         } else {
             // SAFETY: the context is open, and the channel is one of its own or null.
-            unsafe { (self.api.create_cq)(context, depth as c_int, cq_context, channel, 0) }
+            unsafe {
+                (self.api.create_cq)(
+                    context,
+                    depth as c_int,
+                    cq_context,
+                    channel,
+                    vector as c_int,
+                )
+            }
         };
         self.own(made, self.api.destroy_cq, "completion queue")
+    }
+
+    /// Has a CQ raise an event after `count` completions, or `micros` microseconds after the first.
+    pub(crate) fn moderate(&self, cq: &Object<abi::Cq>, count: u16, micros: u16) -> io::Result<()> {
+        let around = self.extended(offset_of!(abi::VerbsContext, modify_cq));
+        // SAFETY: `extended` checked that the field is there.
+        let modify = around.and_then(|around| unsafe { (*around).modify_cq });
+        let modify = modify.ok_or(io::ErrorKind::Unsupported)?;
+        let mut attr = abi::ModifyCqAttr {
+            attr_mask: abi::CQ_MODERATE,
+            moderate: abi::ModerateCq {
+                cq_count: count,
+                cq_period: micros,
+            },
+        };
+        // SAFETY: the CQ is alive and of this device, and `attr` has the right type.
+        check(unsafe { modify(cq.as_ptr(), &mut attr) })
     }
 
     fn own<T>(

@@ -24,7 +24,7 @@ pub(crate) struct IbvSrq {
 impl IbvSrq {
     pub(crate) fn create(pd: &Arc<Pd>, init: &SrqInit) -> Result<Self, ResourceError> {
         let context = &pd.context;
-        let limits = &context.info.limits;
+        let limits = &context.info().limits;
         ResourceError::check("receives", init.max_wr, 1..=limits.max_srq_wr)?;
         let what = "scatter/gather entries of a receive";
         ResourceError::check(what, init.max_sge, 0..=limits.max_sge)?;

@@ -10,6 +10,7 @@ use headworks_verbs::{
 use crate::IbvProvider;
 
 mod allocations;
+mod drivers;
 mod infiniband;
 mod inline_limit;
 mod meeting;
@@ -45,7 +46,11 @@ impl Bench {
             ..CqInit::default()
         });
         let cq = cq.unwrap();
-        stub.lock().unwrap().log.clear();
+        {
+            let mut stub = stub.lock().unwrap();
+            stub.log.clear();
+            stub.registered.clear();
+        }
         Self {
             stub,
             device,

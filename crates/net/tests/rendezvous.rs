@@ -69,6 +69,8 @@ fn device() -> DeviceInfo {
         network: 0,
         gid: Gid([1; 16]),
         lid: None,
+        roce: None,
+        pkey: None,
         mtu: Mtu::B4096,
         numa_node: None,
         limits: DeviceLimits {

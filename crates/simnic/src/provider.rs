@@ -215,6 +215,8 @@ fn info(name: &DeviceName, preset: &Preset) -> DeviceInfo {
         network: 0,
         gid: headworks_verbs::Gid::default(),
         lid: None,
+        roce: None,
+        pkey: None,
         mtu,
         numa_node: None,
         limits: DeviceLimits {

@@ -28,6 +28,12 @@ c_numbers! {
     IBV_ATOMIC_NONE as ATOMIC_NONE: c_int = 0;
     /// `DeviceAttr::atomic_cap`: atomics of the device are atomic with each other.
     IBV_ATOMIC_HCA as ATOMIC_HCA: c_int = 1;
+    /// `DeviceAttr::atomic_cap`: atomics of the device are atomic with those of processors too.
+    IBV_ATOMIC_GLOB as ATOMIC_GLOB: c_int = 2;
+    /// `ModifyCqAttr::attr_mask`: moderation.
+    IBV_CQ_ATTR_MODERATE as CQ_MODERATE: u32 = 1;
+    /// Access flag, optional: the device may place packets in any order.
+    IBV_ACCESS_RELAXED_ORDERING as ACCESS_RELAXED_ORDERING: u32 = 1 << 20;
     /// `Device::node_type`: a channel adapter.
     IBV_NODE_CA as NODE_CA: c_int = 1;
     /// `DeviceAttr::device_cap_flags`: `ibv_modify_qp` takes the current state.
@@ -173,8 +179,13 @@ pub mod event {
         IBV_EVENT_DEVICE_FATAL as DEVICE_FATAL: i32 = 8;
         IBV_EVENT_PORT_ACTIVE as PORT_ACTIVE: i32 = 9;
         IBV_EVENT_PORT_ERR as PORT_ERR: i32 = 10;
+        IBV_EVENT_LID_CHANGE as LID_CHANGE: i32 = 11;
+        IBV_EVENT_PKEY_CHANGE as PKEY_CHANGE: i32 = 12;
+        IBV_EVENT_SM_CHANGE as SM_CHANGE: i32 = 13;
         IBV_EVENT_SRQ_ERR as SRQ_ERR: i32 = 14;
         IBV_EVENT_SRQ_LIMIT_REACHED as SRQ_LIMIT_REACHED: i32 = 15;
         IBV_EVENT_QP_LAST_WQE_REACHED as QP_LAST_WQE_REACHED: i32 = 16;
+        IBV_EVENT_CLIENT_REREGISTER as CLIENT_REREGISTER: i32 = 17;
+        IBV_EVENT_GID_CHANGE as GID_CHANGE: i32 = 18;
     }
 }

@@ -1,6 +1,7 @@
 //! Addresses on a fabric: GID, LID, queue pair number, packet sequence number, MTU.
 
 use core::fmt;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 /// A global identifier: the 16-byte address of a port. On RoCE it holds an IP address; on the software RNIC,
 /// a hash of the soft host's name.
@@ -13,6 +14,16 @@ impl Gid {
     pub const fn subnet_prefix(self) -> u64 {
         let [a, b, c, d, e, f, g, h, ..] = self.0;
         u64::from_be_bytes([a, b, c, d, e, f, g, h])
+    }
+
+    /// The IPv4 address, if the GID is that of RoCE over IPv4 (`::ffff:a.b.c.d`).
+    pub fn ipv4(self) -> Option<Ipv4Addr> {
+        Ipv6Addr::from(self.0).to_ipv4_mapped()
+    }
+
+    /// The IP address that the GID is on RoCE.
+    pub fn ip(self) -> IpAddr {
+        Ipv6Addr::from(self.0).to_canonical()
     }
 }
 
@@ -67,6 +78,69 @@ impl fmt::Display for Lid {
 impl fmt::Debug for Lid {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Lid({self})")
+    }
+}
+
+/// A partition key: the number of a partition in 15 bits, and in the highest bit whether the port is a full member of it
+/// (specification, volume 1, section 10.9).
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct PKey(u16);
+
+impl PKey {
+    /// The default partition, with full membership. All ports on Ethernet have it.
+    pub const DEFAULT: Self = Self(0xffff);
+
+    /// The key `raw`, unless its partition is 0. An unused entry of a port's table is 0.
+    pub const fn new(raw: u16) -> Option<Self> {
+        match raw & 0x7fff {
+            0 => None,
+            _ => Some(Self(raw)),
+        }
+    }
+
+    /// The number, with the bit of membership.
+    pub const fn raw(self) -> u16 {
+        self.0
+    }
+
+    /// Whether the port is a full member of the partition. Limited members do not reach each other.
+    pub const fn is_full(self) -> bool {
+        self.0 & 0x8000 != 0
+    }
+
+    /// Whether ports with these two keys reach each other: both keys are of one partition, and one is of a full member.
+    pub const fn reaches(self, other: Self) -> bool {
+        self.0 & 0x7fff == other.0 & 0x7fff && (self.is_full() || other.is_full())
+    }
+}
+
+impl fmt::Display for PKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:#06x}", self.0)
+    }
+}
+
+impl fmt::Debug for PKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "PKey({self})")
+    }
+}
+
+/// The version of RoCE that a GID is for: how packets look on Ethernet. Ports reach each other only with one version.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum RoceVersion {
+    /// Ethernet frames of their own type, which are not routed.
+    V1,
+    /// UDP over IPv4 or IPv6.
+    V2,
+}
+
+impl fmt::Display for RoceVersion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::V1 => "RoCE v1",
+            Self::V2 => "RoCE v2",
+        })
     }
 }
 

@@ -16,7 +16,7 @@ use std::fmt::{self, Write};
 
 use headworks_wire::{Decoder, Encoder};
 
-use crate::address::{Gid, Lid, Mtu, Psn, Qpn};
+use crate::address::{Gid, Lid, Mtu, PKey, Psn, Qpn, RoceVersion};
 use crate::device::DeviceInfo;
 use crate::error::ModifyError;
 use crate::memory_region::Access;
@@ -26,12 +26,12 @@ use crate::queue_pair::{QpAttr, QpType, QueuePair, RnrTimer};
 /// First bytes of the exchange.
 const MAGIC: [u8; 4] = *b"HWbu";
 /// Version of the exchange; peers of another version are refused.
-pub const VERSION: u16 = 3;
+pub const VERSION: u16 = 4;
 /// Longest payload of the layer above, in bytes.
 pub const PAYLOAD_MAX: usize = 4096;
 /// Bytes of the header: magic, version, payload length, GID, QPN, PSN, MTU, READ depth, LID (0 for none),
-/// kind, network.
-const HEADER: usize = 4 + 2 + 2 + 16 + 4 + 4 + 1 + 1 + 2 + KIND_BYTES + 8;
+/// kind, network, version of RoCE (0 for none or unknown), partition key (0 for none or unknown).
+const HEADER: usize = 4 + 2 + 2 + 16 + 4 + 4 + 1 + 1 + 2 + KIND_BYTES + 8 + 1 + 2;
 /// Bytes of a kind. A longer kind is truncated, a shorter one is padded with zeros.
 const KIND_BYTES: usize = 8;
 const READY: u8 = b'R';
@@ -97,6 +97,43 @@ pub enum BringUpError {
         /// The prefix of the other end's subnet.
         theirs: u64,
     },
+    /// The two ends' addresses are for different versions of RoCE.
+    #[error(
+        "the two ends use different versions of RoCE: this one {ours}, the other {theirs}; choose addresses of one version \
+         (gid_index=N, gid=ADDRESS)"
+    )]
+    RoceMismatch {
+        /// The version of this end's address.
+        ours: RoceVersion,
+        /// The version of the other end's address.
+        theirs: RoceVersion,
+    },
+    /// One end has an IPv4 address and the other an IPv6 address.
+    #[error(
+        "the two ends have addresses of different kinds: this one {}, the other {}; choose two IPv4 or two IPv6 \
+         addresses (gid_index=N, gid=ADDRESS)",
+        .ours.ip(),
+        .theirs.ip()
+    )]
+    AddressFamilyMismatch {
+        /// The address of this end.
+        ours: Gid,
+        /// The address of the other end.
+        theirs: Gid,
+    },
+    /// The two ends' partition keys do not let them reach each other.
+    #[error(
+        "the two ends are in partitions that do not reach each other: this one has the partition key {ours} ({}), the other \
+         {theirs} ({}); choose keys of one partition, one of them with full membership (pkey_index=N)",
+        describe_membership(.ours),
+        describe_membership(.theirs)
+    )]
+    PartitionMismatch {
+        /// The key of this end.
+        ours: PKey,
+        /// The key of the other end.
+        theirs: PKey,
+    },
     /// The payload of the layer above is too long.
     #[error("connection payload of {0} bytes: at most {PAYLOAD_MAX}")]
     PayloadTooLong(usize),
@@ -119,6 +156,13 @@ fn describe_lid(lid: &Option<Lid>) -> String {
     match lid {
         Some(lid) => format!("the LID {lid} on an InfiniBand network"),
         None => "no LID".to_owned(),
+    }
+}
+
+fn describe_membership(pkey: &PKey) -> &'static str {
+    match pkey.is_full() {
+        true => "full membership",
+        false => "limited membership",
     }
 }
 
@@ -164,8 +208,8 @@ pub struct ConnectionParams {
     pub qp_type: QpType,
     /// Access of the peer through the queue pair.
     pub access: Access,
-    /// ACK timeout, 4.096 µs × 2^timeout.
-    pub timeout: u8,
+    /// ACK timeout, 4.096 µs × 2^timeout. `None`: 14, which is 67 ms; on an RNIC 17, which is 0.5 s.
+    pub timeout: Option<u8>,
     /// Transport retries, at most 7.
     pub retry_count: u8,
     /// RNR retries; 7 retries for ever.
@@ -174,13 +218,27 @@ pub struct ConnectionParams {
     pub min_rnr_timer: RnrTimer,
 }
 
+impl ConnectionParams {
+    /// The ACK timeout of a connection of `device`. On an RNIC each of the 8 tries waits 0.5 s and not 67 ms: a network that fails over
+    /// to another link is silent for a second or longer, and the connection outlives that.
+    fn timeout_on(&self, device: &DeviceInfo) -> u8 {
+        // The driver of a software device is `rxe` or unknown.
+        let is_rnic = device.driver.as_ref().is_some_and(|driver| driver != "rxe");
+        let default = match is_rnic && device.name.kind() == "ibv" {
+            true => 17,
+            false => 14,
+        };
+        self.timeout.unwrap_or(default)
+    }
+}
+
 impl Default for ConnectionParams {
-    /// Gives up a silent peer after 8 tries of 67 ms each; retries for ever on RNR.
+    /// Gives up a silent peer after 8 tries; retries for ever on RNR.
     fn default() -> Self {
         Self {
             qp_type: QpType::Rc,
             access: Access::ALL,
-            timeout: 14,
+            timeout: None,
             retry_count: 7,
             rnr_retry: 7,
             min_rnr_timer: RnrTimer::default(),
@@ -206,10 +264,13 @@ pub fn bring_up_ud(qp: &mut dyn QueuePair, qkey: u32, psn_seed: u32) -> Result<(
 #[derive(Debug)]
 pub struct BringUp {
     params: ConnectionParams,
+    timeout: u8,
     kind: ProviderKind,
     network: u64,
     gid: Gid,
     lid: Option<Lid>,
+    roce: Option<RoceVersion>,
+    pkey: Option<PKey>,
     mtu: Mtu,
     max_rd_atomic: u8,
     psn: Psn,
@@ -230,6 +291,10 @@ pub struct Hello {
     pub gid: Gid,
     /// The LID of its port, if it is on an InfiniBand network.
     pub lid: Option<Lid>,
+    /// The version of RoCE that its GID is for, if it is on such a network and knows the version.
+    pub roce: Option<RoceVersion>,
+    /// The partition key of its port, if it knows the key.
+    pub pkey: Option<PKey>,
     /// Its queue pair number.
     pub qpn: Qpn,
     /// The first packet sequence number it sends.
@@ -249,7 +314,14 @@ impl Hello {
         let to = to.u32(self.qpn.raw()).u32(self.psn.raw());
         let to = to.u8(self.mtu.code()).u8(self.max_rd_atomic);
         let to = to.u16(self.lid.map_or(0, Lid::raw)).raw(&self.kind.0);
-        to.u64(self.network).raw(&self.payload).finish()
+        let roce = match self.roce {
+            None => 0,
+            Some(RoceVersion::V1) => 1,
+            Some(RoceVersion::V2) => 2,
+        };
+        let to = to.u64(self.network).u8(roce);
+        let to = to.u16(self.pkey.map_or(0, PKey::raw));
+        to.raw(&self.payload).finish()
     }
 
     /// Parses a hello at the front of `bytes` and returns it with its length; `None` while bytes are missing.
@@ -287,6 +359,16 @@ impl Hello {
         let kind = ProviderKind::parse(of.array()?);
         let kind = kind.ok_or(BringUpError::Malformed("kind of device"))?;
         let network = of.u64()?;
+        let roce = match of.u8()? {
+            0 => None,
+            1 => Some(RoceVersion::V1),
+            2 => Some(RoceVersion::V2),
+            _ => return Err(BringUpError::Malformed("version of RoCE")),
+        };
+        let pkey = match of.u16()? {
+            0 => None,
+            raw => Some(PKey::new(raw).ok_or(BringUpError::Malformed("partition key"))?),
+        };
         let Ok(payload) = of.raw(payload_len) else {
             return Ok(None);
         };
@@ -295,6 +377,8 @@ impl Hello {
             network,
             gid,
             lid,
+            roce,
+            pkey,
             qpn,
             psn: Psn::truncated(psn),
             mtu,
@@ -331,6 +415,8 @@ impl BringUp {
             network,
             gid: device.gid,
             lid: device.lid,
+            roce: device.roce,
+            pkey: device.pkey,
             qpn: qp.qpn(),
             psn,
             mtu: device.mtu,
@@ -338,11 +424,14 @@ impl BringUp {
             payload,
         };
         Ok(Self {
+            timeout: params.timeout_on(device),
             params,
             kind,
             network,
             gid: device.gid,
             lid: device.lid,
+            roce: device.roce,
+            pkey: device.pkey,
             mtu: device.mtu,
             max_rd_atomic,
             psn,
@@ -397,10 +486,31 @@ impl BringUp {
         }
         let (ours, theirs) = (self.gid.subnet_prefix(), peer.gid.subnet_prefix());
         match (self.lid, peer.lid) {
-            (None, None) => Ok(()),
-            (Some(_), Some(_)) if ours == theirs => Ok(()),
-            (Some(_), Some(_)) => Err(BringUpError::SubnetMismatch { ours, theirs }),
-            (ours, theirs) => Err(BringUpError::NetworkMismatch { ours, theirs }),
+            (None, None) => self.check_roce(peer)?,
+            (Some(_), Some(_)) if ours == theirs => {}
+            (Some(_), Some(_)) => return Err(BringUpError::SubnetMismatch { ours, theirs }),
+            (ours, theirs) => return Err(BringUpError::NetworkMismatch { ours, theirs }),
+        }
+        match (self.pkey, peer.pkey) {
+            (Some(ours), Some(theirs)) if !ours.reaches(theirs) => {
+                Err(BringUpError::PartitionMismatch { ours, theirs })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Checks that packets of both ports look alike, as far as both know.
+    fn check_roce(&self, peer: &Hello) -> Result<(), BringUpError> {
+        let (Some(ours), Some(theirs)) = (self.roce, peer.roce) else {
+            return Ok(());
+        };
+        if ours != theirs {
+            return Err(BringUpError::RoceMismatch { ours, theirs });
+        }
+        let (ours, theirs) = (self.gid, peer.gid);
+        match ours.ipv4().is_some() == theirs.ipv4().is_some() {
+            true => Ok(()),
+            false => Err(BringUpError::AddressFamilyMismatch { ours, theirs }),
         }
     }
 
@@ -422,7 +532,7 @@ impl BringUp {
         qp.modify(&QpAttr {
             state: Some(QpState::Rts),
             sq_psn: Some(self.psn),
-            timeout: is_reliable.then_some(self.params.timeout),
+            timeout: is_reliable.then_some(self.timeout),
             retry_count: is_reliable.then_some(self.params.retry_count),
             rnr_retry: is_reliable.then_some(self.params.rnr_retry),
             max_rd_atomic: is_reliable.then_some(self.max_rd_atomic.min(peer.max_rd_atomic)),
@@ -508,6 +618,8 @@ pub(crate) mod tests {
             network: 0,
             gid,
             lid: Lid::new(lid),
+            roce: None,
+            pkey: None,
             mtu: Mtu::B4096,
             driver: None,
             numa_node: None,
@@ -609,6 +721,93 @@ pub(crate) mod tests {
         assert_eq!(longer.to_string(), "eleven8b");
     }
 
+    /// What both ends say of each other.
+    fn refusals(a: &DeviceInfo, b: &DeviceInfo) -> [Result<usize, BringUpError>; 2] {
+        let (mut one, mut two) = (FakeQp::default(), FakeQp::default());
+        let (mut ours, mut theirs) = (start(a, &mut one), start(b, &mut two));
+        let hellos = [theirs.output(), ours.output()];
+        let said = [
+            ours.input(&mut one, &hellos[0]),
+            theirs.input(&mut two, &hellos[1]),
+        ];
+        for (qp, said) in [one, two].iter().zip(&said) {
+            assert_eq!(qp.state() == QpState::Init, said.is_err());
+        }
+        said
+    }
+
+    #[test]
+    fn ends_with_different_versions_of_roce_addresses_or_partitions_are_refused_with_both_values() {
+        let roce = |version, address: &str| DeviceInfo {
+            roce: Some(version),
+            gid: Gid(address.parse::<std::net::Ipv6Addr>().unwrap().octets()),
+            ..device(0xfe, 1, 0)
+        };
+        let partition = |pkey| DeviceInfo {
+            pkey: PKey::new(pkey),
+            ..device(0xfe, 1, 5)
+        };
+        let (v1, v2) = (RoceVersion::V1, RoceVersion::V2);
+        let (here, there) = ("::ffff:192.0.2.1", "::ffff:192.0.2.2");
+        for (a, b, values) in [
+            (roce(v1, here), roce(v2, there), ["RoCE v1", "RoCE v2"]),
+            (
+                roce(v2, here),
+                roce(v2, "fe80::2"),
+                ["192.0.2.1", "fe80::2"],
+            ),
+            (partition(0x8001), partition(0x8002), ["0x8001", "0x8002"]),
+            (
+                partition(1),
+                partition(1),
+                ["0x0001 (limited", "0x0001 (limited"],
+            ),
+        ] {
+            for said in refusals(&a, &b) {
+                let said = said.unwrap_err().to_string();
+                assert!(values.iter().all(|value| said.contains(value)), "{said}");
+                assert_eq!(said.lines().count(), 1);
+            }
+        }
+        // A limited member reaches a full one. What an end does not know is not compared.
+        for (a, b) in [
+            (partition(1), partition(0x8001)),
+            (partition(0x8001), partition(0)),
+            (roce(v2, here), roce(v2, there)),
+            (roce(v1, here), device(0xfe, 2, 0)),
+            (roce(v2, "fe80::1"), roce(v2, "2001:db8::1")),
+        ] {
+            assert!(refusals(&a, &b).iter().all(Result::is_ok));
+        }
+    }
+
+    #[test]
+    fn an_rnic_waits_longer_for_a_silent_peer_unless_told_otherwise() {
+        let of = |name: &str, driver: Option<&str>, timeout| {
+            let driver = driver.map(str::to_owned);
+            let name = name.parse().unwrap();
+            let params = ConnectionParams {
+                timeout,
+                ..ConnectionParams::default()
+            };
+            params.timeout_on(&DeviceInfo {
+                name,
+                driver,
+                ..device(0xfe, 1, 0)
+            })
+        };
+        assert_eq!(of("ibv:mlx5_0", Some("mlx5_core"), None), 17);
+        assert_eq!(of("ibv:mlx5_0", Some("mlx5_core"), Some(10)), 10);
+        for (name, driver) in [
+            ("ibv:rxe0", Some("rxe")),
+            ("ibv:siw0", None),
+            ("soft:h1", None),
+            ("sim", Some("mlx5_core")),
+        ] {
+            assert_eq!(of(name, driver, None), 14, "{name}");
+        }
+    }
+
     #[test]
     fn a_hello_round_trips_and_no_multicast_lid_is_accepted() {
         let hello = Hello {
@@ -616,6 +815,8 @@ pub(crate) mod tests {
             network: 0x0102_0304_0506_0708,
             gid: Gid([3; 16]),
             lid: Lid::new(0x1234),
+            roce: Some(RoceVersion::V2),
+            pkey: PKey::new(0x8001),
             qpn: Qpn::new(9).unwrap(),
             psn: Psn::truncated(8),
             mtu: Mtu::B512,
@@ -633,6 +834,11 @@ pub(crate) mod tests {
             bytes[36..44].copy_from_slice(&no_kind);
             let said = Hello::parse(&bytes).unwrap_err();
             assert_eq!(said, BringUpError::Malformed("kind of device"));
+        }
+        for (at, wrong, what) in [(52, 3, "version of RoCE"), (54, 0x80, "partition key")] {
+            let mut bytes = bytes.clone();
+            (bytes[53], bytes[at]) = (0, wrong);
+            assert_eq!(Hello::parse(&bytes), Err(BringUpError::Malformed(what)));
         }
         bytes[34..36].copy_from_slice(&0xc000u16.to_le_bytes());
         assert_eq!(Hello::parse(&bytes), Err(BringUpError::Malformed("LID")));

@@ -146,7 +146,7 @@ pub struct CompletionFlags {
     pub ipv4: bool,
 }
 
-/// A work completion. As the specification says, only `wr_id`, `status` and `qpn` are valid when `status` is
+/// A work completion. As the specification says, only `wr_id`, `status`, `qpn` and `vendor_err` are valid when `status` is
 /// not success.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Completion {
@@ -159,6 +159,8 @@ pub struct Completion {
     pub opcode: Opcode,
     /// The queue pair that the request was posted to.
     pub qpn: Qpn,
+    /// Of a failed request: the device's own number for the failure, for its maker; 0 if it has none.
+    pub vendor_err: u32,
     /// Bytes received (for a receive) or read (for a READ or an atomic).
     pub byte_len: u32,
     /// Immediate data, if the peer sent any.

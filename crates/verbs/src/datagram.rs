@@ -200,6 +200,12 @@ impl Grh {
         })
     }
 
+    /// Parses the header in front of a received datagram, whichever of the two it is. RoCE over IPv4 leaves the first bytes as they
+    /// were, so they may look like an IPv6 header; an IPv4 header has a checksum.
+    pub fn of_receive(bytes: &[u8]) -> Option<Self> {
+        Self::parse_ipv4(bytes).or_else(|| Self::parse(bytes))
+    }
+
     /// Protocol number of UDP, which carries RoCE version 2.
     const UDP: u8 = 17;
 
@@ -213,7 +219,7 @@ impl Grh {
         !((folded & 0xffff) + (folded >> 16)) as u16
     }
 
-    /// Parses the header at the front of `bytes`. `None` if there are fewer than 40 bytes, or if the IP
+    /// Parses the header at the front of `bytes`, which is none of IPv4 ([`of_receive`](Self::of_receive)). `None` if there are fewer than 40 bytes, or if the IP
     /// version is not 6: RoCE may put an IPv4 header into the last 20 of the 40 bytes.
     pub fn parse(bytes: &[u8]) -> Option<Self> {
         let bytes: &[u8; GRH_BYTES] = bytes.first_chunk()?;

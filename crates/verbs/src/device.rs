@@ -3,7 +3,7 @@
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
-use crate::address::{Gid, Lid, Mtu, Qpn};
+use crate::address::{Gid, Lid, Mtu, PKey, Qpn, RoceVersion};
 use crate::completion::{CompletionChannel, CompletionQueue, CqId, CqInit};
 use crate::datagram::{AddressHandle, AhInit};
 use crate::device_name::DeviceName;
@@ -74,6 +74,10 @@ pub struct DeviceInfo {
     /// LID of its port, if it is on an InfiniBand network; a sender to that port needs both GID and LID.
     /// `None` elsewhere.
     pub lid: Option<Lid>,
+    /// The version of RoCE that its GID is for; `None` if its network is another, or the version is unknown.
+    pub roce: Option<RoceVersion>,
+    /// The partition key of its port that connections use; `None` if it has none, or the key is unknown.
+    pub pkey: Option<PKey>,
     /// MTU of its port.
     pub mtu: Mtu,
     /// The NUMA node it is attached to, if known.
@@ -103,6 +107,9 @@ pub enum AsyncEvent {
     /// A port of the device, by its number, went down. Requests in flight are retried until the retry
     /// count is used up.
     PortDown(u8),
+    /// The tables of a port, by its number, changed: its GIDs, partition keys or LID. Connections that used an entry that is gone end;
+    /// later ones use the entry that has the same address or key now.
+    PortChanged(u8),
     /// The device failed, and with it everything made from it.
     DeviceFatal,
 }

@@ -39,7 +39,7 @@ pub mod queue_pair;
 pub mod time;
 pub mod work_request;
 
-pub use address::{Gid, Lid, Mtu, Psn, Qpn};
+pub use address::{Gid, Lid, Mtu, PKey, Psn, Qpn, RoceVersion};
 pub use bringup::{BringUp, BringUpError};
 pub use completion::{
     Completion, CompletionChannel, CompletionFlags, CompletionQueue, CqId, CqInit, Opcode, Status,

@@ -46,7 +46,7 @@ pub(super) fn connect_for(
     timeout: u8,
 ) -> Result<(), BringUpError> {
     let tuning = ConnectionParams {
-        timeout,
+        timeout: Some(timeout),
         retry_count: 1,
         rnr_retry: 1,
         ..ConnectionParams::default()

@@ -143,7 +143,7 @@ fn bring_up(
     }
     payload.truncate(AREA - usize::from(input.byte() / 250));
     let params = ConnectionParams {
-        timeout: SHORT_TIMEOUT,
+        timeout: Some(SHORT_TIMEOUT),
         retry_count: 1,
         rnr_retry: 1,
         ..ConnectionParams::default()

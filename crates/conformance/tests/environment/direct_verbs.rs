@@ -55,7 +55,7 @@ impl Default for EndpointOptions {
             len: 64 << 10,
             region: Access::ALL,
             tuning: ConnectionParams {
-                timeout: 12,
+                timeout: Some(12),
                 retry_count: 2,
                 ..ConnectionParams::default()
             },

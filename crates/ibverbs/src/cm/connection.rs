@@ -15,7 +15,7 @@ use super::raw::{Channel, CmEventInfo, Id, ResolvedRoute};
 use super::route::{self, Route, RouteError};
 use crate::attributes;
 use crate::library::{self, Api};
-use crate::provider::{active_mtu, is_infiniband};
+use crate::port_tables::{active_mtu, is_infiniband};
 use crate::qp::IbvQp;
 use crate::raw::Raw;
 

@@ -9,19 +9,33 @@ use headworks_verbs::{CqId, Qpn, SrqId};
 
 use super::{Object, check};
 use crate::abi;
+use crate::quirks::DataInOrder;
 
 impl Object<abi::Pd> {
-    /// Registers `len` bytes at `start`. The caller keeps them mapped as long as the returned object.
+    /// Registers `len` bytes at `start`. The caller keeps them mapped as long as the returned object. With `relaxed`, the device
+    /// may place packets in any order.
+    ///
+    /// # Errors
+    ///
+    /// Those of the device, and `Unsupported` if the library is too old for `relaxed`.
     pub(crate) fn register(
         &self,
-        start: *mut u8,
-        len: usize,
+        (start, len): (*mut u8, usize),
         access: u32,
+        relaxed: bool,
     ) -> io::Result<Object<abi::Mr>> {
-        let api = &self.raw.api;
-        // SAFETY: the domain is alive. Only the device accesses the memory, as far as this process allows;
-        // the library refuses memory that is not mapped.
-        let made = unsafe { (api.reg_mr)(self.as_ptr(), start.cast(), len, access as c_int) };
+        let (api, pd) = (&self.raw.api, self.as_ptr());
+        let made = match (relaxed, api.reg_mr_iova2) {
+            // SAFETY: the domain is alive. Only the device accesses the memory, as far as this process allows;
+            // the library refuses memory that is not mapped.
+            (false, _) => unsafe { (api.reg_mr)(pd, start.cast(), len, access as c_int) },
+            (true, Some(register)) => {
+                let access = access | abi::ACCESS_RELAXED_ORDERING;
+                // SAFETY: as above. The region's addresses are those of the memory.
+                unsafe { register(pd, start.cast(), len, start.addr() as u64, access) }
+            }
+            (true, None) => return Err(io::ErrorKind::Unsupported.into()),
+        };
         self.raw.own(made, api.dereg_mr, "memory region")
     }
 
@@ -131,6 +145,18 @@ impl Object<abi::Qp> {
     /// Asks the device for the state of the queue pair.
     pub(crate) fn state(&self) -> io::Result<c_int> {
         Ok(self.query(abi::mask::STATE)?.qp_state)
+    }
+
+    /// Asks the device whether the bytes of a WRITE to the queue pair, which is in RTS, become visible in order. `None` if the
+    /// library is too old.
+    pub(crate) fn data_in_order(&self) -> Option<DataInOrder> {
+        let query = self.raw.api.query_qp_data_in_order?;
+        // SAFETY: the queue pair is alive. Without flags, all versions answer 1 for whole messages only.
+        let answer = unsafe { query(self.as_ptr(), abi::opcode::WRITE as c_int, 0) };
+        Some(match answer {
+            1 => DataInOrder::WholeMessage,
+            _ => DataInOrder::No,
+        })
     }
 
     /// Asks the device for the sizes of the queue pair; 0 for each that it does not report.

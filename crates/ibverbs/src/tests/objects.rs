@@ -294,7 +294,7 @@ fn queue_pair_capabilities_are_the_granted_ones() {
     });
     let caps = *qp.unwrap().caps();
     assert_eq!((caps.max_send_wr, caps.max_inline), (128, 64));
-    // Sizes that the device reports when asked replace those that it returned on creation.
+    // Smaller sizes that the device reports when asked replace those that it returned on creation.
     {
         let mut stub = bench.stub.lock().unwrap();
         (stub.sizes.max_send_wr, stub.sizes.max_inline_data) = (100, 56);

@@ -11,13 +11,17 @@ use crate::abi::{self, event};
 use crate::device::coarse_ms;
 
 /// Makes the device complete these requests on the CQ.
-fn complete(bench: &Bench, cq: &dyn CompletionQueue, wcs: impl IntoIterator<Item = abi::Wc>) {
+pub(super) fn complete(
+    bench: &Bench,
+    cq: &dyn CompletionQueue,
+    wcs: impl IntoIterator<Item = abi::Wc>,
+) {
     let mut stub = bench.stub.lock().unwrap();
     let at = stub.cqs[&cq.id().0];
     stub.completions.entry(at).or_default().extend(wcs);
 }
 
-fn wc(wr_id: u64) -> abi::Wc {
+pub(super) fn wc(wr_id: u64) -> abi::Wc {
     abi::Wc {
         wr_id,
         opcode: 1,
@@ -281,6 +285,7 @@ fn async_events_name_the_failed_object_and_are_kept() {
     let expected = [
         AsyncEvent::QpFatal(one.qpn()),
         AsyncEvent::PortDown(1),
+        AsyncEvent::PortChanged(1),
         AsyncEvent::PortActive(1),
         AsyncEvent::SrqLimit(srq.id()),
         AsyncEvent::SrqError(srq.id()),

@@ -101,7 +101,21 @@ pub(super) struct State {
     pub(super) lid: u16,
     pub(super) port_flags: u8,
     pub(super) active_mtu: c_int,
-    pub(super) pkeys: u16,
+    /// The table of partition keys; 0 for an unused entry.
+    pub(super) pkeys: Vec<u16>,
+    /// Number of interrupts of completion queues, and the interrupts of the queues that were made.
+    pub(super) vectors: c_int,
+    pub(super) vectors_used: Vec<c_int>,
+    /// Counts and microseconds of moderated completion queues.
+    pub(super) moderated: Vec<(u16, u16)>,
+    /// Type of queue pairs that the device refuses, and the error number.
+    pub(super) refuses_qp_type: Option<(c_int, c_int)>,
+    /// Whether memory can only be registered with relaxed ordering.
+    pub(super) only_relaxed: bool,
+    /// Answer on the order of data.
+    pub(super) data_in_order: c_int,
+    /// States of the queue pairs that were asked for the order of data.
+    pub(super) asked_in_order: Vec<c_int>,
     next_number: u32,
     current: HashMap<usize, abi::Wc>,
     fd: Option<Arc<OwnedFd>>,
@@ -137,7 +151,8 @@ pub(super) fn plug_in(name: &str) -> Shared {
         ],
         link_layer: 2,
         max_inline: 200,
-        pkeys: 2,
+        pkeys: vec![0xffff, 0],
+        vectors: 1,
         active_mtu: 4,
         atomic_cap: 1,
         next_number: 0x100,
@@ -263,6 +278,8 @@ extern "C" fn open_device(device: *mut abi::Device) -> *mut abi::Context {
     verbs.sz = size_of::<abi::VerbsContext>();
     verbs.context.abi_compat = usize::MAX as *mut c_void;
     verbs.context.async_fd = fd.as_raw_fd();
+    verbs.context.num_comp_vectors = shared.lock().unwrap().vectors;
+    verbs.modify_cq = Some(completions::modify_cq);
     let ops = &mut verbs.context.ops;
     ops.poll_cq = Some(poll_cq);
     ops.req_notify_cq = Some(req_notify_cq);
@@ -318,7 +335,7 @@ extern "C" fn query_port(context: *mut abi::Context, _: u8, attr: *mut abi::Port
     (attr.state, attr.max_mtu, attr.active_mtu) = (abi::PORT_ACTIVE, 5, state.active_mtu);
     (attr.max_msg_sz, attr.link_layer) = (1 << 30, state.link_layer);
     attr.gid_tbl_len = state.gids.len() as c_int + 2;
-    (attr.lid, attr.pkey_tbl_len) = (state.lid, state.pkeys);
+    (attr.lid, attr.pkey_tbl_len) = (state.lid, state.pkeys.len() as u16);
     attr.flags = state.port_flags;
     0
 }
@@ -332,6 +349,15 @@ extern "C" fn query_gid(
     let found = state(context).gids.get(index as usize).map(|e| e.gid);
     // SAFETY: the caller's pointer is valid for the write.
     unsafe { *gid = found.unwrap_or_default() };
+    0
+}
+
+extern "C" fn query_pkey(context: *mut abi::Context, _: u8, index: c_int, pkey: *mut u16) -> c_int {
+    let Some(found) = state(context).pkeys.get(index as usize).copied() else {
+        return -1;
+    };
+    // SAFETY: the caller's pointer is valid for the write.
+    unsafe { *pkey = found.to_be() };
     0
 }
 
@@ -437,6 +463,11 @@ unsafe extern "C" fn reg_mr(
 ) -> *mut abi::Mr {
     // SAFETY: `alloc_pd` made the object.
     let context = unsafe { (*pd).context };
+    let is_relaxed = access as u32 & abi::ACCESS_RELAXED_ORDERING != 0;
+    if state(context).only_relaxed && !is_relaxed {
+        set_errno(libc::EINVAL);
+        return null_mut();
+    }
     let mr: *mut abi::Mr = make(context, "mr");
     if !mr.is_null() {
         let mut state = state(context);
@@ -450,6 +481,27 @@ unsafe extern "C" fn reg_mr(
         }
     }
     mr
+}
+
+unsafe extern "C" fn reg_mr_iova2(
+    pd: *mut abi::Pd,
+    addr: *mut c_void,
+    length: usize,
+    iova: u64,
+    access: std::ffi::c_uint,
+) -> *mut abi::Mr {
+    assert_eq!(addr.addr() as u64, iova);
+    // SAFETY: the caller's arguments are those of `reg_mr`.
+    unsafe { reg_mr(pd, addr, length, access as c_int) }
+}
+
+unsafe extern "C" fn query_qp_data_in_order(qp: *mut abi::Qp, op: c_int, flags: u32) -> c_int {
+    assert_eq!((op, flags), (abi::opcode::WRITE as c_int, 0));
+    // SAFETY: `create_qp` made the object.
+    let (context, now) = unsafe { ((*qp).context, (*qp).state) };
+    let mut state = state(context);
+    state.asked_in_order.push(now);
+    state.data_in_order
 }
 
 unsafe extern "C" fn dereg_mr(mr: *mut abi::Mr) -> c_int {
@@ -490,6 +542,12 @@ unsafe extern "C" fn destroy_srq(srq: *mut abi::Srq) -> c_int {
 unsafe extern "C" fn create_qp(pd: *mut abi::Pd, init: *mut abi::QpInitAttr) -> *mut abi::Qp {
     // SAFETY: `alloc_pd` made the object; the caller's attributes are valid.
     let (context, init) = unsafe { ((*pd).context, &mut *init) };
+    if let Some((qp_type, errno)) = state(context).refuses_qp_type
+        && init.qp_type == qp_type
+    {
+        set_errno(errno);
+        return null_mut();
+    }
     if init.cap.max_inline_data > state(context).max_inline {
         set_errno(libc::EINVAL);
         return null_mut();
@@ -594,6 +652,7 @@ pub(super) fn api() -> Api {
         query_device,
         query_port,
         query_gid,
+        query_pkey,
         get_async_event,
         ack_async_event,
         alloc_pd,
@@ -617,5 +676,8 @@ pub(super) fn api() -> Api {
         create_ah,
         destroy_ah,
         query_gid_ex: Some(query_gid_ex),
+        reg_mr_iova2: Some(reg_mr_iova2),
+        query_qp_data_in_order: Some(query_qp_data_in_order),
+        is_fork_initialized: None,
     }
 }

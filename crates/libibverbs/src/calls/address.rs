@@ -63,7 +63,7 @@ fn way_back(
     if wc.wc_flags & abi::WC_GRH == 0 {
         return Ok(attr);
     }
-    let header = grh.and_then(|bytes| Grh::parse_ipv4(bytes).or_else(|| Grh::parse(bytes)));
+    let header = grh.and_then(|bytes| Grh::of_receive(bytes));
     let header = header.ok_or(Errno::INVALID)?;
     let own = context.about.gids();
     let index = own.iter().position(|gid| *gid == header.dgid);

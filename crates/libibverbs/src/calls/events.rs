@@ -50,6 +50,7 @@ fn event_of(context: &ContextObject, said: AsyncEvent) -> Option<abi::AsyncEvent
         }
         AsyncEvent::PortActive(port) => (port as usize as *mut c_void, event::PORT_ACTIVE),
         AsyncEvent::PortDown(port) => (port as usize as *mut c_void, event::PORT_ERR),
+        AsyncEvent::PortChanged(port) => (port as usize as *mut c_void, event::GID_CHANGE),
         AsyncEvent::DeviceFatal => (null_mut(), event::DEVICE_FATAL),
         _ => return None,
     };

@@ -273,6 +273,8 @@ impl Script {
                 network: 0,
                 gid: Gid::default(),
                 lid: None,
+                roce: None,
+                pkey: None,
                 mtu: Mtu::default(),
                 numa_node: None,
                 limits: DeviceLimits {

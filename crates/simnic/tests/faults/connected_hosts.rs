@@ -137,7 +137,7 @@ impl ConnectedHosts {
         let (mut here, mut there) = (side("a"), side("b"));
         let tuning = ConnectionParams {
             qp_type,
-            timeout: CODE,
+            timeout: Some(CODE),
             retry_count,
             rnr_retry,
             ..ConnectionParams::default()

@@ -105,6 +105,8 @@ pub(crate) fn info(name: &DeviceName) -> DeviceInfo {
         network: 0,
         gid: host_gid(host),
         lid: None,
+        roce: None,
+        pkey: None,
         mtu: Mtu::B4096,
         numa_node: None,
         limits: LIMITS,

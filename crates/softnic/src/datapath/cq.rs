@@ -645,6 +645,7 @@ fn retired(table: &Table, slot: &CqSlot) -> Completion {
 #[inline(always)]
 fn completion(slot: &CqSlot) -> Completion {
     Completion {
+        vendor_err: 0,
         wr_id: slot.wr_id,
         status: Status::from_code(slot.status),
         opcode: Opcode::from_code(slot.opcode),

@@ -40,9 +40,24 @@ pub(super) unsafe extern "C" fn create_cq(
     depth: c_int,
     cq_context: *mut c_void,
     _: *mut abi::CompChannel,
-    _: c_int,
+    vector: c_int,
 ) -> *mut abi::Cq {
+    state(context).vectors_used.push(vector);
     new_cq(context, depth, cq_context).cast()
+}
+
+pub(super) unsafe extern "C" fn modify_cq(cq: *mut abi::Cq, attr: *mut abi::ModifyCqAttr) -> c_int {
+    // SAFETY: `create_cq` made the object; the caller's attributes are valid.
+    let (context, attr) = unsafe { ((*cq).context, *attr) };
+    assert_eq!(attr.attr_mask, abi::CQ_MODERATE);
+    let mut state = state(context);
+    if let Some(&errno) = state.fails.get("moderate") {
+        return errno;
+    }
+    state
+        .moderated
+        .push((attr.moderate.cq_count, attr.moderate.cq_period));
+    0
 }
 
 pub(super) unsafe extern "C" fn create_cq_ex(
@@ -52,6 +67,7 @@ pub(super) unsafe extern "C" fn create_cq_ex(
     // SAFETY: the caller's attributes are valid.
     let attr = unsafe { &*attr };
     assert_eq!(attr.wc_flags & (1 << 7), 1 << 7);
+    state(context).vectors_used.push(attr.comp_vector as c_int);
     let cq = new_cq(context, attr.cqe as c_int, attr.cq_context);
     // SAFETY: the object was just made.
     let ex = unsafe { &mut *cq };
@@ -61,6 +77,7 @@ pub(super) unsafe extern "C" fn create_cq_ex(
     ex.read_opcode = Some(read_opcode);
     ex.read_byte_len = Some(read_byte_len);
     ex.read_imm_data = Some(read_imm_data);
+    ex.read_vendor_err = Some(read_vendor_err);
     ex.read_qp_num = Some(read_qp_num);
     ex.read_src_qp = Some(read_src_qp);
     ex.read_wc_flags = Some(read_wc_flags);
@@ -89,6 +106,10 @@ pub(super) extern "C" fn read_byte_len(cq: *mut abi::CqEx) -> u32 {
 
 pub(super) extern "C" fn read_imm_data(cq: *mut abi::CqEx) -> u32 {
     current(cq).imm_data
+}
+
+pub(super) extern "C" fn read_vendor_err(cq: *mut abi::CqEx) -> u32 {
+    current(cq).vendor_err
 }
 
 pub(super) extern "C" fn read_qp_num(cq: *mut abi::CqEx) -> u32 {

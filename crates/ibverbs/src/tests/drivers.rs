@@ -1,0 +1,439 @@
+//! What differs between drivers, and between ports whose tables change: on the stub, with a folder in the place of sysfs.
+
+use std::os::unix::fs::symlink;
+use std::sync::Arc;
+
+use headworks_verbs::{
+    Access, AllocRequest, AsyncEvent, Completion, CqInit, Device, Gid, Lid, OpenError, PKey,
+    Provider, QpCaps, QpInit, QpState, QpType, RoceVersion,
+};
+
+use super::stub::{State, move_to, tell};
+use super::{Bench, ready, steps, stub};
+use crate::abi::{self, event, mask};
+use crate::{IbvProvider, Refusal};
+
+/// The stub's device, with this driver in sysfs. `prepare` sets up the stub before.
+struct Driven {
+    folder: tempfile::TempDir,
+    stub: stub::Shared,
+}
+
+impl Driven {
+    fn by(driver: &str, prepare: impl FnOnce(&mut State)) -> Self {
+        let stub = stub::plug_in("stub0");
+        prepare(&mut stub.lock().unwrap());
+        let folder = tempfile::tempdir().unwrap();
+        let device = folder.path().join("stub0/device");
+        std::fs::create_dir_all(&device).unwrap();
+        symlink(format!("../drivers/{driver}"), device.join("driver")).unwrap();
+        Self { folder, stub }
+    }
+
+    fn provider(&self) -> IbvProvider {
+        IbvProvider::with_sysfs(stub::api(), self.folder.path())
+    }
+
+    fn open(&self, options: &str) -> Result<Arc<dyn Device>, OpenError> {
+        let name = format!("ibv:stub0{options}").parse().unwrap();
+        self.provider().open(&name)
+    }
+
+    fn bench(&self) -> Bench {
+        let device = self.open("").unwrap();
+        let pd = device.alloc_pd().unwrap();
+        let cq = device.create_cq(&CqInit {
+            depth: 100,
+            ..CqInit::default()
+        });
+        let mut stub = self.stub.lock().unwrap();
+        stub.modified.clear();
+        stub.registered.clear();
+        drop(stub);
+        Bench {
+            stub: self.stub.clone(),
+            device,
+            pd,
+            cq: cq.unwrap(),
+        }
+    }
+
+    fn refusal(&self, options: &str) -> Refusal {
+        let Err(OpenError::Provider { source, .. }) = self.open(options) else {
+            panic!("the device opens")
+        };
+        source.downcast_ref::<Refusal>().expect("a refusal").clone()
+    }
+}
+
+fn gid(address: &str) -> Gid {
+    Gid(address.parse::<std::net::Ipv6Addr>().unwrap().octets())
+}
+
+/// An entry of the GID table.
+fn entry(address: &str, gid_index: u32, gid_type: u32) -> abi::GidEntry {
+    abi::GidEntry {
+        gid: headworks_verbs_abi::gid::words_of_gid(gid(address)),
+        gid_index,
+        port_num: 1,
+        gid_type,
+        ndev_ifindex: 0,
+    }
+}
+
+#[test]
+fn mlx5_is_asked_for_the_order_of_data_when_connected_and_promises_no_more_than_it_answers() {
+    for (answer, within, between) in [(1, u32::MAX, true), (0, 0, false)] {
+        let driven = Driven::by("mlx5_core", |stub| stub.data_in_order = answer);
+        let promises = driven.open("").unwrap().info().promises;
+        assert_eq!(promises.in_order_within_write, within);
+        assert_eq!(promises.ordered_between_writes, between);
+        assert!(promises.atomic_aligned_8);
+        let stub = driven.stub.lock().unwrap();
+        assert_eq!(stub.asked_in_order, [QpState::Rts as i32]);
+        // The queue pair is connected with itself, and destroyed.
+        let (rtr, bits) = stub.modified[1];
+        assert_ne!(bits & mask::AV, 0);
+        assert_eq!(rtr.ah_attr.grh.sgid_index, 2);
+        let count = |what: &str| stub.log.iter().filter(|entry| *entry == what).count();
+        assert_eq!(count("+qp"), count("-qp"));
+    }
+    // Others are not asked: their libraries answer 0 to everybody.
+    let driven = Driven::by("mlx4_core", |_| {});
+    assert!(
+        driven
+            .open("")
+            .unwrap()
+            .info()
+            .promises
+            .ordered_between_writes
+    );
+    assert!(driven.stub.lock().unwrap().asked_in_order.is_empty());
+    // A queue pair that cannot be connected is no answer.
+    let driven = Driven::by("mlx5_core", |stub| {
+        stub.fails.insert("modify", libc::ENETUNREACH);
+    });
+    let promises = driven.open("").unwrap().info().promises;
+    assert!(promises.ordered_between_writes && promises.in_order_within_write == 0);
+}
+
+#[test]
+fn mlx5_on_infiniband_promises_no_order_between_writes_unless_the_name_does() {
+    let driven = Driven::by("mlx5_core", |stub| {
+        (stub.link_layer, stub.lid, stub.data_in_order) = (1, 5, 1);
+    });
+    assert!(
+        !driven
+            .open("")
+            .unwrap()
+            .info()
+            .promises
+            .ordered_between_writes
+    );
+    let named = driven.open(",ordered_between_writes=yes").unwrap();
+    assert!(named.info().promises.ordered_between_writes);
+}
+
+#[test]
+fn a_device_that_has_only_relaxed_keys_gets_them_and_promises_no_order() {
+    let driven = Driven::by("mlx5_core", |stub| {
+        (stub.only_relaxed, stub.data_in_order) = (true, 1);
+    });
+    let bench = driven.bench();
+    let promises = bench.device.info().promises;
+    assert!(!promises.ordered_between_writes && promises.in_order_within_write == 0);
+    let buffer = bench.device.alloc(&AllocRequest::of(4096)).unwrap();
+    let _region = bench.pd.register(&buffer, Access::ALL).unwrap();
+    let registered = bench.stub.lock().unwrap().registered.clone();
+    assert_eq!(registered, [0xf | 1 << 20]);
+    // A declaration cannot be kept there.
+    assert_eq!(
+        driven.refusal(",ordered_between_writes=yes"),
+        Refusal::OnlyRelaxed
+    );
+    // Elsewhere relaxed ordering is not requested.
+    let bench = Driven::by("mlx5_core", |_| {}).bench();
+    let buffer = bench.device.alloc(&AllocRequest::of(4096)).unwrap();
+    let _region = bench.pd.register(&buffer, Access::ALL).unwrap();
+    assert_eq!(bench.stub.lock().unwrap().registered, [0xf]);
+}
+
+#[test]
+fn a_device_with_datagrams_only_is_refused_and_one_without_room_is_not() {
+    for errno in [libc::EOPNOTSUPP, libc::EINVAL] {
+        let driven = Driven::by("efa", |stub| {
+            stub.refuses_qp_type = Some((abi::QPT_RC, errno));
+        });
+        let driver = "efa".to_owned();
+        assert_eq!(driven.refusal(""), Refusal::NoConnections { driver });
+        let said = driven.refusal("").to_string();
+        assert!(said.contains("efa") && !said.contains('\n'), "{said}");
+    }
+    let driven = Driven::by("mlx5_core", |stub| {
+        stub.refuses_qp_type = Some((abi::QPT_RC, libc::ENOMEM));
+    });
+    driven.open("").unwrap();
+}
+
+#[test]
+fn nothing_is_inline_where_the_flag_is_ignored() {
+    let bench = Driven::by("mana", |_| {}).bench();
+    assert_eq!(bench.device.info().limits.max_inline, 0);
+    let with = |max_inline| {
+        bench.pd.create_qp(&QpInit {
+            caps: QpCaps {
+                max_inline,
+                ..QpCaps::default()
+            },
+            ..bench.init(QpType::Rc)
+        })
+    };
+    assert_eq!(with(0).unwrap().caps().max_inline, 0);
+    // What a queue pair reports beyond that does not count.
+    bench.stub.lock().unwrap().sizes.max_inline_data = 128;
+    assert_eq!(with(0).unwrap().caps().max_inline, 0);
+    assert!(with(8).is_err());
+}
+
+#[test]
+fn a_queue_pair_that_reports_more_than_it_was_given_has_what_it_was_given() {
+    let bench = Driven::by("bnxt_en", |stub| stub.sizes.max_send_wr = 1000).bench();
+    let qp = bench.pd.create_qp(&QpInit {
+        caps: QpCaps {
+            max_send_wr: 100,
+            ..QpCaps::default()
+        },
+        ..bench.init(QpType::Rc)
+    });
+    assert_eq!(qp.unwrap().caps().max_send_wr, 128);
+}
+
+#[test]
+fn a_device_that_reports_failures_is_not_asked_for_states() {
+    let bench = Driven::by("bnxt_en", |_| {}).bench();
+    let qp = bench.ready(QpType::Rc);
+    bench.stub.lock().unwrap().queries = 0;
+    let begun = std::time::Instant::now();
+    while begun.elapsed().as_millis() < 250 {
+        assert_eq!(qp.state(), QpState::Rts);
+    }
+    assert_eq!(bench.stub.lock().unwrap().queries, 0);
+    // What it reports is seen, and a failed request still has it asked.
+    move_to(&bench.stub, &*qp, QpState::Error);
+    let at = bench.stub.lock().unwrap().qps[&qp.qpn().raw()];
+    tell(&bench.stub, at, event::QP_FATAL);
+    super::until("the failure", || qp.state() == QpState::Error);
+    let qp = bench.ready(QpType::Ud);
+    move_to(&bench.stub, &*qp, QpState::Error);
+    let failed = abi::Wc {
+        wr_id: 1,
+        status: 4,
+        qp_num: qp.qpn().raw(),
+        ..super::polling::wc(1)
+    };
+    super::polling::complete(&bench, &*bench.cq, [failed]);
+    assert_eq!(bench.cq.poll(&mut [Completion::default(); 2]), Ok(1));
+    assert_eq!(qp.state(), QpState::Error);
+}
+
+/// A port of an InfiniBand network with this table of partition keys.
+fn infiniband(pkeys: &[u16]) -> Driven {
+    Driven::by("mlx5_core", |stub| {
+        (stub.link_layer, stub.lid) = (1, 5);
+        stub.gids = vec![entry("fe80::1", 0, 0)];
+        stub.pkeys = pkeys.to_vec();
+    })
+}
+
+/// The index of the key with which a queue pair is made.
+fn key_index_of_a_queue_pair(bench: &Bench) -> u16 {
+    let mut qp = bench.pd.create_qp(&bench.init(QpType::Rc)).unwrap();
+    bench.stub.lock().unwrap().modified.clear();
+    qp.modify(&steps()[0]).unwrap();
+    bench.stub.lock().unwrap().modified[0].0.pkey_index
+}
+
+#[test]
+fn on_infiniband_the_first_key_of_full_membership_is_used() {
+    for (pkeys, index, key) in [
+        (&[0x7fff, 0, 0x8001, 0x8002][..], 2, 0x8001),
+        (&[0xffff, 0x8001], 0, 0xffff),
+        (&[0, 0x0001], 1, 0x0001),
+    ] {
+        let driven = infiniband(pkeys);
+        let bench = driven.bench();
+        assert_eq!(bench.device.info().pkey, PKey::new(key));
+        assert_eq!(key_index_of_a_queue_pair(&bench), index);
+        let choice = driven.provider().choice(&"ibv:stub0".parse().unwrap());
+        let choice = choice.unwrap();
+        assert_eq!((choice.pkey_index, choice.pkey), (index, PKey::new(key)));
+        let shown = choice.to_string().contains(&format!("{key:#06x}"));
+        assert_eq!(shown, key != 0xffff);
+    }
+    let named = infiniband(&[0xffff, 0x8001]).open(",pkey_index=1").unwrap();
+    assert_eq!(named.info().pkey, PKey::new(0x8001));
+    let said = infiniband(&[0xffff]).open(",pkey_index=1").map(drop);
+    assert!(said.unwrap_err().to_string().contains("pkey_index"));
+}
+
+#[test]
+fn addresses_and_keys_that_move_in_the_tables_are_found_again() {
+    let driven = infiniband(&[0x8001, 0x8002]);
+    let bench = driven.bench();
+    {
+        let mut stub = bench.stub.lock().unwrap();
+        stub.pkeys = vec![0x8003, 0x8002, 0x8001];
+        stub.gids = vec![entry("fe80::9", 0, 0), entry("fe80::1", 1, 0)];
+    }
+    // Until the device says so, nothing is read again. What another port's tables do is of no interest.
+    tell(&bench.stub, 2, event::PKEY_CHANGE);
+    assert_eq!(bench.device.next_async_event(), None);
+    assert_eq!(key_index_of_a_queue_pair(&bench), 0);
+    tell(&bench.stub, 1, event::PKEY_CHANGE);
+    let changed = AsyncEvent::PortChanged(1);
+    assert_eq!(bench.device.next_async_event(), Some(changed));
+    assert_eq!(key_index_of_a_queue_pair(&bench), 2);
+    let info = bench.device.info();
+    assert_eq!((info.pkey, info.gid), (PKey::new(0x8001), gid("fe80::1")));
+    let mut qp = bench.pd.create_qp(&bench.init(QpType::Ud)).unwrap();
+    ready(&mut *qp, QpType::Ud);
+    let far = gid("fe80:0:0:1::7");
+    let to = headworks_verbs::AhInit {
+        dlid: Lid::new(7),
+        ..headworks_verbs::AhInit::to(far)
+    };
+    let _ah = bench.pd.create_ah(&to).unwrap();
+    assert_eq!(bench.stub.lock().unwrap().ways[0].grh.sgid_index, 1);
+}
+
+#[test]
+fn a_lost_address_lid_or_key_is_replaced_by_the_one_that_is_there_now() {
+    let driven = infiniband(&[0x8001]);
+    let bench = driven.bench();
+    let before = bench.device.info();
+    {
+        let mut stub = bench.stub.lock().unwrap();
+        stub.lid = 9;
+        stub.pkeys = vec![0x8002];
+    }
+    tell(&bench.stub, 1, event::LID_CHANGE);
+    assert!(bench.device.next_async_event().is_some());
+    let info = bench.device.info();
+    assert_eq!((info.lid, info.pkey), (Lid::new(9), PKey::new(0x8002)));
+    // References from before stay as they are.
+    assert_eq!((before.lid, before.pkey), (Lid::new(5), PKey::new(0x8001)));
+    // A port without any address keeps the last one.
+    bench.stub.lock().unwrap().gids.clear();
+    tell(&bench.stub, 1, event::GID_CHANGE);
+    assert!(bench.device.next_async_event().is_some());
+    assert_eq!(bench.device.info().gid, gid("fe80::1"));
+    bench.stub.lock().unwrap().gids = vec![entry("fe80::2", 0, 0)];
+    tell(&bench.stub, 1, event::GID_CHANGE);
+    assert!(bench.device.next_async_event().is_some());
+    assert_eq!(bench.device.info().gid, gid("fe80::2"));
+}
+
+#[test]
+fn a_gid_is_chosen_by_address_or_subnet() {
+    let driven = || {
+        Driven::by("mlx5_core", |stub| {
+            stub.gids = vec![
+                entry("fe80::1", 0, 1),
+                entry("fe80::1", 1, 2),
+                entry("::ffff:192.0.2.1", 2, 1),
+                entry("::ffff:192.0.2.1", 3, 2),
+                entry("::ffff:198.51.100.1", 4, 2),
+                entry("2001:db8::1", 5, 2),
+            ];
+        })
+    };
+    let choice = |options: &str| {
+        let name = format!("ibv:stub0{options}").parse().unwrap();
+        driven().provider().choice(&name).unwrap()
+    };
+    for (options, index) in [
+        ("", 3),
+        (",gid=198.51.100.1", 4),
+        (",gid=192.0.2.1", 3),
+        (",gid=fe80::1", 1),
+        (",subnet=198.51.0.0/16", 4),
+        (",subnet=2001:db8::/32", 5),
+    ] {
+        assert_eq!(choice(options).gid_index, index, "{options}");
+    }
+    let said = driven().refusal(",gid=203.0.113.1").to_string();
+    assert!(
+        said.starts_with("gid=203.0.113.1 is no address of port 1")
+            && said.contains("192.0.2.1, 198.51.100.1")
+            && !said.contains('\n'),
+        "{said}"
+    );
+    let said = driven().refusal(",subnet=203.0.113.0/24").to_string();
+    assert!(said.starts_with("subnet=203.0.113.0/24"), "{said}");
+    let roce = |options: &str| driven().open(options).unwrap().info().roce;
+    assert_eq!(roce(""), Some(RoceVersion::V2));
+    assert_eq!(roce(",gid_index=2"), Some(RoceVersion::V1));
+}
+
+#[test]
+fn the_administrators_traffic_class_holds_unless_the_name_gives_one() {
+    for (text, class) in [("106\n", 106), ("Global tclass=104\n", 104), ("none", 0)] {
+        let driven = Driven::by("mlx5_core", |_| {});
+        let tc = driven.folder.path().join("stub0/tc/1");
+        std::fs::create_dir_all(&tc).unwrap();
+        std::fs::write(tc.join("traffic_class"), text).unwrap();
+        let choice = |options: &str| {
+            let name = format!("ibv:stub0{options}").parse().unwrap();
+            driven.provider().choice(&name).unwrap().traffic_class
+        };
+        assert_eq!((choice(""), choice(",traffic_class=8")), (class, 8));
+        let bench = driven.bench();
+        let mut qp = bench.pd.create_qp(&bench.init(QpType::Rc)).unwrap();
+        for step in &steps()[..2] {
+            qp.modify(step).unwrap();
+        }
+        let (rtr, _) = bench.stub.lock().unwrap().modified[1];
+        assert_eq!(rtr.ah_attr.grh.traffic_class, class);
+    }
+}
+
+#[test]
+fn completion_queues_with_a_channel_take_the_interrupts_in_turn() {
+    let interrupts = |options: &str| {
+        let driven = Driven::by("mlx5_core", |stub| stub.vectors = 3);
+        let device = driven.open(options).unwrap();
+        let channel = device.create_channel().unwrap();
+        driven.stub.lock().unwrap().vectors_used.clear();
+        let _cqs: Vec<_> = (0..4)
+            .map(|_| {
+                let init = CqInit {
+                    depth: 4,
+                    channel: Some(channel.clone()),
+                    ..CqInit::default()
+                };
+                device.create_cq(&init).unwrap()
+            })
+            .collect();
+        let stub = driven.stub.lock().unwrap();
+        (stub.vectors_used.clone(), stub.moderated.clone())
+    };
+    assert_eq!(interrupts(""), (vec![0, 1, 2, 0], Vec::new()));
+    assert_eq!(interrupts(",comp_vector=2").0, [2; 4]);
+    // There are no more than three.
+    assert_eq!(interrupts(",comp_vector=4").0, [1; 4]);
+    assert_eq!(interrupts(",cq_moderation=16:50").1, [(16, 50); 4]);
+    // Without a channel there are no interrupts.
+    let driven = Driven::by("mlx5_core", |stub| stub.vectors = 3);
+    let device = driven.open(",cq_moderation=16:50").unwrap();
+    driven.stub.lock().unwrap().vectors_used.clear();
+    let init = CqInit {
+        depth: 4,
+        ..CqInit::default()
+    };
+    let _cqs = [0; 2].map(|_| device.create_cq(&init).unwrap());
+    let stub = driven.stub.lock().unwrap();
+    assert_eq!(
+        (&*stub.vectors_used, stub.moderated.len()),
+        (&[0, 0][..], 0)
+    );
+}
