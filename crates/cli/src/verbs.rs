@@ -20,6 +20,21 @@ const LIBRARY: &str = "HEADWORKS_LIBIBVERBS";
 const DEVICES: &str = "HEADWORKS_VERBS_DEVICES";
 /// The library reads the kind of their ports here.
 const LINK: &str = "HEADWORKS_VERBS_LINK";
+/// The library reads here which driver's manners its devices have.
+const MANNERS: &str = "HEADWORKS_VERBS_MANNERS";
+/// The drivers whose manners the library has (`crates/libibverbs/src/manners.rs`).
+const DRIVERS: [&str; 10] = [
+    "mlx5",
+    "mlx5-ib",
+    "mlx5-relaxed",
+    "mlx5-arm",
+    "irdma",
+    "bnxt_re",
+    "mana",
+    "efa",
+    "rxe",
+    "siw",
+];
 /// The library reads its faults here.
 const FAULTS: &str = "HEADWORKS_VERBS_FAULTS";
 /// The library reads the seed of faults here.
@@ -46,6 +61,9 @@ pub(crate) struct Verbs {
     /// Network that the ports seem to be on. On infiniband programs may use LIDs as addresses; on ethernet (RoCE) they need GIDs.
     #[arg(long, value_enum, default_value_t = Link::Ethernet)]
     link: Link,
+    /// Driver whose manners the devices have: what they refuse, ignore, reorder and report (docs/driver-manners.md).
+    #[arg(long, value_name = "DRIVER", value_parser = clap::builder::PossibleValuesParser::new(DRIVERS))]
+    manners: Option<String>,
     #[command(flatten)]
     faults: FaultArgs,
     /// The program and its arguments, after `--`.
@@ -119,6 +137,7 @@ pub(crate) fn run(args: &Verbs) -> anyhow::Result<()> {
         .env(PRELOAD, preload)
         .env(DEVICES, names(&args.name, args.devices))
         .env(LINK, args.link.name())
+        .env(MANNERS, args.manners.as_deref().unwrap_or("none"))
         .exec();
     Err(bad_input(format_args!(
         "cannot run {}: {error}",
@@ -236,6 +255,18 @@ fn is_static(start: &[u8]) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_drivers_are_those_of_the_library() {
+        let table = concat!(env!("CARGO_MANIFEST_DIR"), "/../libibverbs/src/manners.rs");
+        let table = std::fs::read_to_string(table).expect("the table");
+        let named = table.lines().filter_map(|line| {
+            let name = line.trim().strip_prefix("name: \"")?;
+            name.strip_suffix("\",")
+        });
+        let named: Vec<_> = named.filter(|name| *name != "none").collect();
+        assert_eq!(named, DRIVERS);
+    }
 
     #[test]
     fn the_number_of_a_name_counts_up() {

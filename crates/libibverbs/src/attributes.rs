@@ -6,6 +6,7 @@ use headworks_verbs_abi::{self as abi, mask};
 
 use crate::devices::{PORT, VerbsDevice};
 use crate::errors::Errno;
+use crate::manners::Manner;
 
 /// The transport of `ibv_qp_init_attr::qp_type`. A further transport of the software RNIC gets its line here.
 pub(crate) fn transport(qp_type: i32) -> Option<QpType> {
@@ -23,7 +24,10 @@ pub(crate) fn access(flags: u32) -> Access {
 }
 
 /// The destination of an address vector: a GID, or on InfiniBand a LID.
-pub(crate) fn destination(device: &VerbsDevice, of: &abi::AhAttr) -> Result<AhInit, Errno> {
+pub(crate) fn destination(
+    (device, moves): (&VerbsDevice, u32),
+    of: &abi::AhAttr,
+) -> Result<AhInit, Errno> {
     let grh = &of.grh;
     if of.port_num != PORT {
         return Err(Errno::INVALID);
@@ -35,7 +39,9 @@ pub(crate) fn destination(device: &VerbsDevice, of: &abi::AhAttr) -> Result<AhIn
             ..AhInit::to(gid)
         });
     }
-    device.gid(grh.sgid_index.into()).ok_or(Errno::INVALID)?;
+    device
+        .gid(grh.sgid_index.into(), moves)
+        .ok_or(Errno::INVALID)?;
     Ok(AhInit {
         traffic_class: grh.traffic_class,
         flow_label: grh.flow_label & 0xf_ffff,
@@ -74,7 +80,7 @@ const KNOWN: i32 = mask::STATE
 
 /// Converts the attributes of `ibv_modify_qp` for a queue pair in the state `from`. The device checks the rest.
 pub(crate) fn modification(
-    device: &VerbsDevice,
+    (device, moves): (&VerbsDevice, u32),
     from: QpState,
     attr: &abi::QpAttr,
     bits: i32,
@@ -90,7 +96,7 @@ pub(crate) fn modification(
     let is_start = (from, to) == (QpState::Reset, QpState::Init);
     let both = mask::PKEY_INDEX | mask::PORT;
     let is_wrong = is_start && bits & both != both
-        || has(mask::PKEY_INDEX) && attr.pkey_index != 0
+        || has(mask::PKEY_INDEX) && device.pkey(attr.pkey_index.into(), moves).is_none()
         || has(mask::PORT) && attr.port_num != PORT
         || has(mask::CUR_STATE) && state(attr.cur_qp_state)? != from;
     if is_wrong {
@@ -104,7 +110,7 @@ pub(crate) fn modification(
         out.access = Some(access(attr.qp_access_flags));
     }
     if has(mask::AV) {
-        out.dest_gid = Some(destination(device, &attr.ah_attr)?.dgid);
+        out.dest_gid = Some(destination((device, moves), &attr.ah_attr)?.dgid);
     }
     if has(mask::DEST_QPN) {
         out.dest_qpn = Some(Qpn::new(attr.dest_qp_num).ok_or(Errno::INVALID)?);
@@ -121,6 +127,10 @@ pub(crate) fn modification(
     out.max_dest_rd_atomic = has(mask::MAX_DEST_RD_ATOMIC).then_some(attr.max_dest_rd_atomic);
     out.max_rd_atomic = has(mask::MAX_RD_ATOMIC).then_some(attr.max_rd_atomic);
     out.timeout = has(mask::TIMEOUT).then_some(attr.timeout);
+    if device.manners.has(Manner::CountsNoRetries) && has(mask::RETRY_CNT) && attr.retry_cnt == 7 {
+        // For ever.
+        out.timeout = Some(0);
+    }
     out.retry_count = has(mask::RETRY_CNT).then_some(attr.retry_cnt);
     out.rnr_retry = has(mask::RNR_RETRY).then_some(attr.rnr_retry);
     out.qkey = has(mask::QKEY).then_some(attr.qkey);
@@ -206,7 +216,7 @@ mod tests {
 
     /// A device on Ethernet.
     fn device() -> VerbsDevice {
-        devices(None, None).unwrap().remove(0)
+        devices(None, None, None).unwrap().remove(0)
     }
 
     /// An address vector to the first GID of the device.
@@ -215,7 +225,7 @@ mod tests {
             is_global: 1,
             port_num: PORT,
             grh: abi::GlobalRoute {
-                dgid: words_of_gid(device.gid(0).unwrap()),
+                dgid: words_of_gid(device.gid(0, 0).unwrap()),
                 ..abi::GlobalRoute::default()
             },
             ..abi::AhAttr::default()
@@ -231,7 +241,7 @@ mod tests {
             qp_access_flags: 0xffff_ffff,
             ..abi::QpAttr::default()
         };
-        let of = |attr: &abi::QpAttr, bits| modification(&device, QpState::Reset, attr, bits);
+        let of = |attr: &abi::QpAttr, bits| modification((&device, 0), QpState::Reset, attr, bits);
         let bits = mask::STATE | mask::PKEY_INDEX | mask::PORT | mask::ACCESS_FLAGS;
         let out = of(&init, bits).unwrap();
         assert_eq!(
@@ -255,20 +265,23 @@ mod tests {
     #[test]
     fn a_destination_needs_a_gid_on_ethernet_and_none_on_infiniband() {
         let ethernet = device();
-        let to = destination(&ethernet, &way(&ethernet)).unwrap();
-        assert_eq!(Some(to.dgid), ethernet.gid(0));
+        let to = destination((&ethernet, 0), &way(&ethernet)).unwrap();
+        assert_eq!(Some(to.dgid), ethernet.gid(0, 0));
         let by_lid = abi::AhAttr {
             is_global: 0,
             dlid: 1,
             ..way(&ethernet)
         };
-        assert_eq!(destination(&ethernet, &by_lid), Err(Errno::INVALID));
-        let infiniband = devices(None, Some("infiniband")).unwrap().remove(0);
-        let to = destination(&infiniband, &by_lid).unwrap();
-        assert_eq!(Some(to.dgid), infiniband.gid(0));
+        assert_eq!(destination((&ethernet, 0), &by_lid), Err(Errno::INVALID));
+        let infiniband = devices(None, Some("infiniband"), None).unwrap().remove(0);
+        let to = destination((&infiniband, 0), &by_lid).unwrap();
+        assert_eq!(Some(to.dgid), infiniband.gid(0, 0));
         let mut other_index = way(&ethernet);
         other_index.grh.sgid_index = 2;
-        assert_eq!(destination(&ethernet, &other_index), Err(Errno::INVALID));
+        assert_eq!(
+            destination((&ethernet, 0), &other_index),
+            Err(Errno::INVALID)
+        );
     }
 
     #[test]
@@ -285,7 +298,7 @@ mod tests {
             ..abi::QpAttr::default()
         };
         let bits = mask::STATE | mask::AV | mask::DEST_QPN | mask::PATH_MTU | mask::MIN_RNR_TIMER;
-        let out = modification(&device, QpState::Init, &attr, bits).unwrap();
+        let out = modification((&device, 0), QpState::Init, &attr, bits).unwrap();
         assert_eq!(
             (out.dest_qpn, out.path_mtu),
             (Qpn::new(0x1234), Some(Mtu::B1024))
@@ -315,7 +328,7 @@ mod tests {
             },
         ] {
             assert_eq!(
-                modification(&device, QpState::Init, &wrong, bits),
+                modification((&device, 0), QpState::Init, &wrong, bits),
                 Err(Errno::INVALID)
             );
         }

@@ -47,6 +47,7 @@ pub(crate) fn wc(of: &Completion) -> abi::Wc {
     abi::Wc {
         wr_id: of.wr_id,
         status: of.status as i32,
+        vendor_err: of.vendor_err,
         opcode: opcode(of.opcode),
         byte_len: of.byte_len,
         imm_data: imm(of),

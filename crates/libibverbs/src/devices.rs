@@ -13,6 +13,8 @@ use headworks_softnic::provider::{host_gid, host_ipv4_gid};
 use headworks_verbs::{DeviceLimits, Gid, Mtu};
 use headworks_verbs_abi as abi;
 
+use crate::manners::{self, Manner, Row};
+
 /// The environment variable with the devices' names.
 pub(crate) const NAMES: &str = "HEADWORKS_VERBS_DEVICES";
 
@@ -70,6 +72,8 @@ pub(crate) struct VerbsDevice {
     pub(crate) link: Link,
     /// The soft host's own GID, and the IPv4 address.
     gids: [Gid; 2],
+    /// What the device does as a driver's would.
+    pub(crate) manners: &'static Row,
 }
 
 fn host(number: u8) -> String {
@@ -77,7 +81,7 @@ fn host(number: u8) -> String {
 }
 
 impl VerbsDevice {
-    fn new(name: &str, number: u8, link: Link) -> Self {
+    fn new(name: &str, number: u8, link: Link, manners: &'static Row) -> Self {
         let own = host_gid(&host(number));
         let ipv4 = host_ipv4_gid(&host(number));
         Self {
@@ -85,13 +89,18 @@ impl VerbsDevice {
             number,
             link,
             gids: [own, ipv4.unwrap_or(own)],
+            manners,
         }
     }
 
     /// Name of the software RNIC behind it. Programs end while their peers still take what has arrived, so a peer's death must not
     /// touch a queue pair.
     pub(crate) fn soft_name(&self) -> String {
-        format!("soft:{},silent_deaths=yes", host(self.number))
+        let host = host(self.number);
+        match self.manners.has(Manner::OutOfOrder) {
+            true => format!("soft:{host},silent_deaths=yes,ordered_between_writes=no"),
+            false => format!("soft:{host},silent_deaths=yes"),
+        }
     }
 
     /// The port's LID; 0 on Ethernet.
@@ -123,10 +132,16 @@ impl VerbsDevice {
         }
     }
 
-    /// The GID of an index of the port's table.
-    pub(crate) fn gid(&self, index: i64) -> Option<Gid> {
-        let index = usize::try_from(index).ok()?;
+    /// The GID of an index of the port's table, after its entries have moved `moves` places.
+    pub(crate) fn gid(&self, index: i64, moves: u32) -> Option<Gid> {
+        let index = place(index, GID_PLACES, moves)?;
         self.gids().get(index).copied()
+    }
+
+    /// The partition key of an index of the port's table, after its entries have moved `moves` places. `None` beyond the table.
+    pub(crate) fn pkey(&self, index: i64, moves: u32) -> Option<u16> {
+        let pkeys = self.manners.pkeys();
+        pkeys.get(place(index, pkeys.len(), moves)?).copied()
     }
 
     /// The GID of the device with this LID, if LIDs are addresses on this network.
@@ -136,7 +151,17 @@ impl VerbsDevice {
     }
 }
 
-/// The devices that [`NAMES`] lists, whose value is `listed`, or the one device without it. `link` is the value of [`LINK`].
+/// The place from which an entry of a table with `places` moved to `index`.
+fn place(index: i64, places: usize, moves: u32) -> Option<usize> {
+    let index = usize::try_from(index)
+        .ok()
+        .filter(|index| *index < places)?;
+    let moves = moves as usize % places;
+    Some((index + places - moves) % places)
+}
+
+/// The devices that [`NAMES`] lists, whose value is `listed`, or the one device without it. `link` is the value of [`LINK`], and
+/// `manners` that of [`MANNERS`](crate::manners::MANNERS).
 ///
 /// # Errors
 ///
@@ -144,8 +169,15 @@ impl VerbsDevice {
 pub(crate) fn devices(
     listed: Option<&str>,
     link: Option<&str>,
+    manners: Option<&str>,
 ) -> Result<Vec<VerbsDevice>, String> {
+    let manners = manners::row(manners)?;
+    let port = manners.find(|it| match it {
+        Manner::Port(link) => Some(link),
+        _ => None,
+    });
     let link = Link::named(link)?;
+    let link = port.unwrap_or(link);
     let listed = listed.filter(|listed| !listed.is_empty());
     let names: Vec<&str> = listed.unwrap_or(DEFAULT_NAME).split(',').collect();
     if names.len() > DEVICES_MAX {
@@ -167,7 +199,7 @@ pub(crate) fn devices(
     }
     let numbered = names.iter().zip(1..);
     Ok(numbered
-        .map(|(name, number)| VerbsDevice::new(name, number, link))
+        .map(|(name, number)| VerbsDevice::new(name, number, link, manners))
         .collect())
 }
 
@@ -191,7 +223,13 @@ pub(crate) fn describe(device: &VerbsDevice, limits: &DeviceLimits, attr: &mut a
     attr.sys_image_guid = device.guid();
     attr.max_mr_size = u64::MAX;
     attr.page_size_cap = !0xfff;
-    attr.vendor_id = VENDOR;
+    let manners = device.manners;
+    attr.vendor_id = manners
+        .find(|it| match it {
+            Manner::Vendor(id) => Some(id),
+            _ => None,
+        })
+        .unwrap_or(VENDOR);
     attr.vendor_part_id = 1;
     attr.max_qp = number(limits.max_qp);
     attr.max_qp_wr = number(limits.max_qp_wr);
@@ -206,12 +244,19 @@ pub(crate) fn describe(device: &VerbsDevice, limits: &DeviceLimits, attr: &mut a
     attr.max_qp_rd_atom = rd_atomic;
     attr.max_res_rd_atom = rd_atomic.saturating_mul(number(limits.max_qp));
     attr.max_qp_init_rd_atom = rd_atomic;
-    attr.atomic_cap = abi::ATOMIC_HCA;
+    attr.atomic_cap = manners
+        .find(|it| match it {
+            Manner::Atomics(kind) => Some(kind),
+            _ => None,
+        })
+        .unwrap_or(abi::ATOMIC_HCA);
     attr.max_ah = number(limits.max_ah);
-    attr.max_srq = number(limits.max_srq);
-    attr.max_srq_wr = number(limits.max_srq_wr);
-    attr.max_srq_sge = number(limits.max_sge);
-    attr.max_pkeys = 1;
+    if !manners.has(Manner::NoSharedReceiveQueues) {
+        attr.max_srq = number(limits.max_srq);
+        attr.max_srq_wr = number(limits.max_srq_wr);
+        attr.max_srq_sge = number(limits.max_sge);
+    }
+    attr.max_pkeys = manners.pkeys().len() as u16;
     attr.phys_port_cnt = PORT;
 }
 
@@ -230,7 +275,7 @@ pub(crate) fn describe_port(device: &VerbsDevice, limits: &DeviceLimits, attr: &
     attr.active_mtu = Mtu::B4096.code().into();
     attr.gid_tbl_len = GID_PLACES as i32;
     attr.max_msg_sz = limits.max_message;
-    attr.pkey_tbl_len = 1;
+    attr.pkey_tbl_len = device.manners.pkeys().len() as u16;
     attr.max_vl_num = 1;
     attr.active_width = abi::WIDTH_4X;
     attr.active_speed = abi::SPEED_EDR;
@@ -256,30 +301,51 @@ mod tests {
 
     #[test]
     fn the_variable_lists_names_and_each_has_a_host() {
-        let one = devices(None, None).unwrap();
-        assert_eq!(devices(Some(""), Some("")).unwrap(), one);
+        let one = devices(None, None, None).unwrap();
+        assert_eq!(devices(Some(""), Some(""), None).unwrap(), one);
         assert_eq!((one.len(), &*one[0].name), (1, "headworks_0"));
         assert!(one[0].soft_name().starts_with("soft:h1,"));
-        let two = devices(Some("mlx5_0,mlx5_1"), Some("ethernet")).unwrap();
+        let two = devices(Some("mlx5_0,mlx5_1"), Some("ethernet"), None).unwrap();
         assert_eq!((&*two[1].name, two[1].number), ("mlx5_1", 2));
         assert_ne!(two[0].guid(), two[1].guid());
         let long = "a".repeat(64);
         let many = vec!["a"; 65].join(",");
         for wrong in ["a,", "a b", "a,a", "é", &*long, &*many] {
-            let error = devices(Some(wrong), None).unwrap_err();
+            let error = devices(Some(wrong), None, None).unwrap_err();
             assert!(error.starts_with(NAMES), "{error}");
         }
     }
 
     #[test]
+    fn a_driver_has_its_port_and_its_tables_move() {
+        let mlx5 = devices(None, Some("ethernet"), Some("mlx5-ib"))
+            .unwrap()
+            .remove(0);
+        assert_eq!(mlx5.link, Link::Infiniband);
+        assert!(mlx5.soft_name().contains("ordered_between_writes=no"));
+        let first = mlx5.gid(0, 0);
+        assert_eq!((mlx5.gid(1, 1), mlx5.gid(0, 1)), (first, None));
+        assert_eq!(mlx5.gid(0, GID_PLACES as u32), first);
+        assert_eq!(
+            (mlx5.gid(-1, 0), mlx5.gid(GID_PLACES as i64, 0)),
+            (None, None)
+        );
+        let keys = |moves| [0, 1, 2].map(|index| mlx5.pkey(index, moves));
+        assert_eq!(keys(0), [Some(0x7fff), Some(0x8001), None]);
+        assert_eq!(keys(1), [Some(0x8001), Some(0x7fff), None]);
+        let error = devices(None, None, Some("qlogic")).unwrap_err();
+        assert!(error.contains("irdma"), "{error}");
+    }
+
+    #[test]
     fn on_infiniband_a_lid_is_an_address() {
-        let two = devices(Some("a,b"), Some("infiniband")).unwrap();
+        let two = devices(Some("a,b"), Some("infiniband"), None).unwrap();
         assert_eq!(two[0].gids().len(), 1);
-        assert_eq!(two[0].gid_of_lid(2), two[1].gid(0));
+        assert_eq!(two[0].gid_of_lid(2), two[1].gid(0, 0));
         assert_eq!((two[0].gid_of_lid(0), two[0].gid_of_lid(256)), (None, None));
-        let one = devices(None, None).unwrap();
+        let one = devices(None, None, None).unwrap();
         assert_eq!((one[0].gids().len(), one[0].gid_of_lid(1)), (2, None));
-        let error = devices(None, Some("token ring")).unwrap_err();
+        let error = devices(None, Some("token ring"), None).unwrap_err();
         assert!(error.contains("ethernet and infiniband"), "{error}");
     }
 }

@@ -10,6 +10,7 @@
 //! | `symbols` | the table of all names of libibverbs: version, and the function behind each. `calls::files` has those of libc |
 //! | `calls` | the functions that programs call, one module for each kind of object; unsafe: they trust the pointers they are given |
 //! | `objects` | what is behind the C structs that programs hold; conversion of pointers; unsafe |
+//! | `manners` | what devices of real drivers refuse, ignore, reorder and report, as a table |
 //! | `faults` | faults that the devices inject: what the environment asks for |
 //! | `devices` | names, addresses and attributes of the devices |
 //! | `builder` | requests that a program builds one call at a time |
@@ -43,6 +44,7 @@ mod completions;
 mod devices;
 mod errors;
 mod faults;
+mod manners;
 mod objects;
 mod peers;
 mod rates;

@@ -2,7 +2,7 @@
 #![allow(unsafe_code)]
 
 use std::cell::UnsafeCell;
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::ffi::c_int;
 use std::mem::MaybeUninit;
 use std::ops::Deref;
@@ -12,14 +12,15 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 
 use headworks_verbs::{
-    AddressHandle, Completion, CompletionChannel, CompletionQueue, Device, ProtectionDomain,
-    QpType, Qpn, QueuePair, SharedReceiveQueue,
+    AddressHandle, AsyncEvent, Completion, CompletionChannel, CompletionQueue, Device,
+    ProtectionDomain, QpType, Qpn, QueuePair, SharedReceiveQueue,
 };
 use headworks_verbs_abi as abi;
+use rustix::event::{EventfdFlags, epoll, eventfd};
 
 use crate::attributes::KnownAttr;
 use crate::builder::Builder;
-use crate::devices::VerbsDevice;
+use crate::devices::{PORT, VerbsDevice};
 use crate::errors::Errno;
 use crate::registration::Registered;
 use crate::system::ProgramFd;
@@ -162,6 +163,12 @@ pub(crate) struct ContextObject {
     pub(crate) qps: Mutex<HashMap<u32, Weak<QpObject>>>,
     pub(crate) srqs: Mutex<HashMap<u32, Weak<SrqObject>>>,
     pub(crate) events: ProgramFd,
+    /// Events that this library makes, if the device's manners have it make some.
+    pub(crate) told: Option<ToldEvents>,
+    /// How many places the entries of the port's tables have moved.
+    moves: AtomicU32,
+    /// Queue pairs made so far.
+    made: AtomicU32,
     /// Descriptor that programs find in the place of that of the kernel's device. Some programs duplicate it.
     _command_fd: OwnedFd,
     /// Numbers objects of all kinds, for their fields `handle`.
@@ -174,7 +181,7 @@ impl ContextObject {
         fields: abi::VerbsContext,
         about: &'static VerbsDevice,
         device: Arc<dyn Device>,
-        events: ProgramFd,
+        (events, told): (ProgramFd, Option<ToldEvents>),
         command_fd: OwnedFd,
     ) -> Arc<Self> {
         Arc::new(Self {
@@ -184,6 +191,9 @@ impl ContextObject {
             qps: Mutex::default(),
             srqs: Mutex::default(),
             events,
+            told,
+            moves: AtomicU32::new(0),
+            made: AtomicU32::new(0),
             _command_fd: command_fd,
             handles: AtomicU32::new(0),
             device,
@@ -238,8 +248,70 @@ impl ContextObject {
         Ok(())
     }
 
+    /// How many places the entries of the port's tables have moved.
+    pub(crate) fn moves(&self) -> u32 {
+        self.moves.load(Ordering::Relaxed)
+    }
+
+    /// Counts a queue pair. If the tables move, they do after every third one.
+    pub(crate) fn count_queue_pair(&self) {
+        let made = self.made.fetch_add(1, Ordering::Relaxed) + 1;
+        if let Some(told) = &self.told
+            && made.is_multiple_of(3)
+        {
+            self.moves.fetch_add(1, Ordering::Relaxed);
+            told.tell(AsyncEvent::PortChanged(PORT));
+        }
+    }
+
     pub(crate) fn next_handle(&self) -> u32 {
         self.handles.fetch_add(1, Ordering::Relaxed)
+    }
+}
+
+/// Asynchronous events of a device that this library makes beside those of the soft device.
+pub(crate) struct ToldEvents {
+    _device: OwnedFd,
+    waiting: OwnedFd,
+    events: Mutex<VecDeque<AsyncEvent>>,
+}
+
+impl ToldEvents {
+    /// Makes a queue beside the events of `device`, and a descriptor that is readable while one of them has an event.
+    pub(crate) fn beside(device: OwnedFd) -> Result<(Self, OwnedFd), Errno> {
+        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+        let waiting = eventfd(0, flags)?;
+        let both = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        for fd in [&device, &waiting] {
+            epoll::add(
+                &both,
+                fd,
+                epoll::EventData::new_u64(0),
+                epoll::EventFlags::IN,
+            )?;
+        }
+        let told = Self {
+            _device: device,
+            waiting,
+            events: Mutex::default(),
+        };
+        Ok((told, both))
+    }
+
+    fn tell(&self, event: AsyncEvent) {
+        locked(&self.events).push_back(event);
+        // The counter does not overflow.
+        let _ = rustix::io::write(&self.waiting, &1u64.to_ne_bytes());
+    }
+
+    /// The next event.
+    pub(crate) fn next(&self) -> Option<AsyncEvent> {
+        let mut events = locked(&self.events);
+        let event = events.pop_front();
+        if events.is_empty() {
+            let _ = rustix::io::read(&self.waiting, &mut [0; 8]);
+        }
+        event
     }
 }
 

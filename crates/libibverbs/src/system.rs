@@ -106,6 +106,14 @@ impl ProgramFd {
         }
     }
 
+    /// The descriptor `both`, which stands for several.
+    pub(crate) fn of_both(both: OwnedFd) -> Self {
+        Self {
+            fd: both,
+            has_own_flags: true,
+        }
+    }
+
     /// Waits until the descriptor is readable. Fails with `EAGAIN` if the program made it non-blocking, and with `EINTR` after a
     /// signal whose handler is to interrupt calls.
     pub(crate) fn wait(&self) -> Result<(), Errno> {

@@ -6,7 +6,8 @@
 
 use headworks_verbs::Gid;
 
-use crate::devices::{GID_PLACES, Link, PKEY, PORT, VerbsDevice};
+use crate::devices::{GID_PLACES, Link, PORT, VerbsDevice};
+use crate::manners::Manner;
 
 /// A file or directory that programs see.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -17,6 +18,8 @@ pub(crate) enum SystemFile {
     Text(String),
     /// A character device.
     Device,
+    /// A symbolic link to this path.
+    Link(String),
 }
 
 /// Directories of the devices. Other classes of InfiniBand (`infiniband_verbs`, `infiniband_mad`) begin alike.
@@ -103,6 +106,19 @@ fn text(text: &str) -> Option<SystemFile> {
     Some(SystemFile::Text(text.to_owned()))
 }
 
+/// The files of the function behind the device, which only drivers have. The kernel has them in a directory that links lead to.
+fn of_function(device: &VerbsDevice, path: &[&str]) -> Option<SystemFile> {
+    let driver = device.manners.find(|it| match it {
+        Manner::Driver(name) => Some(name),
+        _ => None,
+    })?;
+    match path {
+        [] => Some(listed(&["driver"])),
+        ["driver"] => Some(SystemFile::Link(format!("../../bus/pci/drivers/{driver}"))),
+        _ => None,
+    }
+}
+
 fn of_device(device: &VerbsDevice, path: &[&str]) -> Option<SystemFile> {
     let guid = device.guid().to_ne_bytes();
     match path {
@@ -121,6 +137,7 @@ fn of_device(device: &VerbsDevice, path: &[&str]) -> Option<SystemFile> {
         ["node_desc"] => text(&format!("{}\n", device.name)),
         ["fw_ver"] => text(concat!("headworks ", env!("CARGO_PKG_VERSION"), "\n")),
         ["hca_type" | "board_id"] => text("headworks\n"),
+        ["device", rest @ ..] => of_function(device, rest),
         ["ports"] => Some(names([PORT.to_string()].into_iter())),
         ["ports", port, rest @ ..] if *port == PORT.to_string() => of_port(device, rest),
         _ => None,
@@ -175,8 +192,11 @@ fn of_port(device: &VerbsDevice, path: &[&str]) -> Option<SystemFile> {
             let Gid(_) = gid(index)?;
             text("lo\n")
         }
-        ["pkeys"] => Some(numbered(1)),
-        ["pkeys", "0"] => text(&format!("{PKEY:#06x}\n")),
+        ["pkeys"] => Some(numbered(device.manners.pkeys().len())),
+        ["pkeys", index] => {
+            let pkey = device.pkey(index.parse().ok()?, 0)?;
+            text(&format!("{pkey:#06x}\n"))
+        }
         _ => None,
     }
 }
@@ -218,12 +238,28 @@ mod tests {
         }
     }
 
+    #[test]
+    fn the_driver_is_that_of_the_manners() {
+        let irdma = devices(Some("irdma0"), None, Some("irdma")).unwrap();
+        let irdma: Vec<_> = irdma.iter().collect();
+        let driver = "/sys/class/infiniband/irdma0/device/driver";
+        let target = "../../bus/pci/drivers/ice".to_owned();
+        assert_eq!(
+            look_up(&irdma, driver),
+            Some(Some(SystemFile::Link(target)))
+        );
+        let plain = devices(Some("irdma0"), None, None).unwrap();
+        let plain: Vec<_> = plain.iter().collect();
+        assert_eq!(look_up(&plain, driver), Some(None));
+    }
+
     /// Walks the tree. Whatever a directory lists is there.
     fn walk(devices: &[&VerbsDevice], path: &str) -> usize {
         match look_up(devices, path)
             .flatten()
             .unwrap_or_else(|| panic!("{path} is listed"))
         {
+            SystemFile::Link(_) => panic!("a device without manners has no driver"),
             SystemFile::Directory(names) => {
                 assert!(!names.is_empty(), "{path}");
                 let below = names
@@ -242,7 +278,7 @@ mod tests {
     #[test]
     fn everything_that_is_listed_exists() {
         for link in ["ethernet", "infiniband"] {
-            let two = devices(Some("mlx5_0,mlx5_1"), Some(link)).unwrap();
+            let two = devices(Some("mlx5_0,mlx5_1"), Some(link), None).unwrap();
             let two: Vec<_> = two.iter().collect();
             assert!(walk(&two, CLASS) > 30);
             assert_eq!(walk(&two, "/sys/class/infiniband_verbs"), 2 * 3 + 1);
@@ -263,7 +299,7 @@ mod tests {
 
     #[test]
     fn files_say_what_the_interface_says() {
-        let one = devices(Some("a"), Some("infiniband")).unwrap();
+        let one = devices(Some("a"), Some("infiniband"), None).unwrap();
         let one: Vec<_> = one.iter().collect();
         let read = |path: &str| match look_up(&one, &format!("{CLASS}/a/{path}")).flatten() {
             Some(SystemFile::Text(text)) => text,

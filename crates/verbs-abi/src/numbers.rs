@@ -22,6 +22,12 @@ c_numbers! {
     IBV_TRANSPORT_IB as TRANSPORT_IB: c_int = 0;
     /// `Device::transport_type`: iWARP.
     IBV_TRANSPORT_IWARP as TRANSPORT_IWARP: c_int = 1;
+    /// `Device::transport_type`: a protocol of the device's own.
+    IBV_TRANSPORT_UNSPECIFIED as TRANSPORT_UNSPECIFIED: c_int = 4;
+    /// `ibv_query_qp_data_in_order`: answer with the two bits below.
+    IBV_QUERY_QP_DATA_IN_ORDER_RETURN_CAPS as DATA_IN_ORDER_RETURN_CAPS: u32 = 1;
+    IBV_QUERY_QP_DATA_IN_ORDER_WHOLE_MSG as DATA_IN_ORDER_WHOLE_MSG: c_int = 1;
+    IBV_QUERY_QP_DATA_IN_ORDER_ALIGNED_128_BYTES as DATA_IN_ORDER_ALIGNED_128_BYTES: c_int = 2;
     /// `ValuesEx::comp_mask`: the raw clock.
     IBV_VALUES_MASK_RAW_CLOCK as RAW_CLOCK: u32 = 1;
     /// `DeviceAttr::atomic_cap`: no atomics.

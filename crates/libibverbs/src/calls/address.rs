@@ -15,7 +15,9 @@ use crate::errors::{Errno, object, status};
 use crate::objects::{AhObject, ContextObject, Front, PdObject, expose, hold, take_back};
 
 fn handle(pd: Arc<PdObject>, attr: &abi::AhAttr) -> Result<*mut abi::Ah, Errno> {
-    let handle = pd.domain.create_ah(&destination(pd.about, attr)?)?;
+    let handle = pd
+        .domain
+        .create_ah(&destination((pd.about, pd.moves()), attr)?)?;
     Ok(expose(Arc::new(AhObject {
         front: Front::new(abi::Ah {
             context: pd.context.context(),
@@ -125,7 +127,10 @@ pub(crate) unsafe extern "C" fn resolve_eth_l2(
         // SAFETY: the program passes an open context, attributes, and room for the results.
         let (context, attr, mac) =
             unsafe { (ContextObject::of(context)?, attr.as_ref(), mac.as_mut()) };
-        destination(context.about, attr.ok_or(Errno::INVALID)?)?;
+        destination(
+            (context.about, context.moves()),
+            attr.ok_or(Errno::INVALID)?,
+        )?;
         *mac.ok_or(Errno::INVALID)? = context.about.mac();
         /// No VLAN.
         const NO_VLAN: u16 = 0xffff;

@@ -14,7 +14,8 @@ use super::{cq, cq_ex, pd, port, post, qp, srq};
 use crate::devices::{COMP_VECTORS, describe, describe_extended};
 use crate::errors::{Errno, complain, object, status};
 use crate::faults;
-use crate::objects::{ContextObject, DeviceObject, borrow, expose, zeroed};
+use crate::manners::Manner;
+use crate::objects::{ContextObject, DeviceObject, ToldEvents, borrow, expose, zeroed};
 use crate::system::{
     ProgramFd, allow_copies_by_peers, at_exit, keep_large_blocks_apart, without_signals,
 };
@@ -64,6 +65,11 @@ pub(crate) unsafe extern "C" fn open_device(device: *mut abi::Device) -> *mut ab
         })?;
         if let Some(rules) = rules {
             provider = provider.with_rules(rules.clone());
+        } else if let Some(listed) = about.manners.faults() {
+            let manners = faults::rules(Some(listed), None);
+            if let Some(rules) = manners.ok().flatten() {
+                provider = provider.with_rules(rules);
+            }
         }
         let opened = without_signals(|| provider.open(&name));
         let soft = opened.map_err(|error| {
@@ -77,14 +83,24 @@ pub(crate) unsafe extern "C" fn open_device(device: *mut abi::Device) -> *mut ab
         keep_large_blocks_apart();
         let events = ProgramFd::of(soft.async_fd())?;
         let mut verbs = functions();
+        if about.manners.has(Manner::NoExtendedQueues) {
+            verbs.create_cq_ex = None;
+        }
         let context = &mut verbs.context;
         context.device = device;
         let command_fd = fcntl_dupfd_cloexec(&events.fd, 0)?;
         context.cmd_fd = command_fd.as_raw_fd();
+        let (events, told) = match about.manners.has(Manner::TablesMove) {
+            true => {
+                let (told, both) = ToldEvents::beside(events.fd)?;
+                (ProgramFd::of_both(both), Some(told))
+            }
+            false => (events, None),
+        };
         context.async_fd = events.fd.as_raw_fd();
         context.num_comp_vectors = COMP_VECTORS;
         context.abi_compat = HAS_EXTENSIONS;
-        let object = ContextObject::new(verbs, about, soft, events, command_fd);
+        let object = ContextObject::new(verbs, about, soft, (events, told), command_fd);
         let context = object.context();
         expose(object);
         Ok(context)

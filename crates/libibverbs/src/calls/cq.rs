@@ -158,12 +158,12 @@ unsafe fn take<const BATCH: usize>(cq: &CqObject, wanted: usize, to: *mut abi::W
             Err(_) if taken > 0 => break,
             Err(_) => return -libc::EIO,
         };
-        for completion in &batch[..got] {
+        for completion in &mut batch[..got] {
+            if completion.status != Status::Success {
+                failed(cq, completion);
+            }
             // SAFETY: the caller has room for them.
             unsafe { to.add(taken).write(wc(completion)) };
-            if completion.status == Status::RetryExceeded {
-                is_silent(&cq.context.about.name, completion.qpn.raw());
-            }
             taken += 1;
         }
         if got < most {
@@ -171,6 +171,16 @@ unsafe fn take<const BATCH: usize>(cq: &CqObject, wanted: usize, to: *mut abi::W
         }
     }
     taken as c_int
+}
+
+/// Adds to a failed completion what the device's driver would, and says if the peer is silent.
+#[cold]
+pub(super) fn failed(cq: &CqObject, completion: &mut Completion) {
+    let about = cq.context.about;
+    completion.vendor_err = about.manners.vendor_error();
+    if completion.status == Status::RetryExceeded {
+        is_silent(&about.name, completion.qpn.raw());
+    }
 }
 
 pub(crate) unsafe extern "C" fn poll_cq(

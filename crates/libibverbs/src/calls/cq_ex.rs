@@ -7,11 +7,10 @@ use headworks_verbs::{Completion, Status};
 use headworks_verbs_abi as abi;
 use rustix::time::{ClockId, clock_gettime};
 
-use super::cq::{CqParameters, cq_object};
+use super::cq::{CqParameters, cq_object, failed};
 use crate::completions;
 use crate::errors::{Errno, object};
 use crate::objects::{CqObject, PdObject, expose, hold};
-use crate::peers::is_silent;
 
 /// Fields of a completion that a program may ask for.
 const READABLE: u64 = abi::WC_EX_WITH
@@ -108,8 +107,8 @@ unsafe fn take(cq: *mut abi::CqEx) -> c_int {
             Ok(_) => {
                 (*cq).wr_id = current.wr_id;
                 (*cq).status = current.status as c_int;
-                if current.status == Status::RetryExceeded {
-                    is_silent(&object.context.about.name, current.qpn.raw());
+                if current.status != Status::Success {
+                    failed(object, current);
                 }
                 0
             }
@@ -181,7 +180,7 @@ macro_rules! accessors {
 
 accessors! {
     fn read_opcode(completion) -> c_int { completions::opcode(completion.opcode) }
-    fn read_vendor_err(_completion) -> u32 { 0 }
+    fn read_vendor_err(completion) -> u32 { completion.vendor_err }
     fn read_byte_len(completion) -> u32 { completion.byte_len }
     fn read_imm_data(completion) -> u32 { completions::imm(completion) }
     fn read_qp_num(completion) -> u32 { completion.qpn.raw() }

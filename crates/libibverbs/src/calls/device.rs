@@ -8,6 +8,7 @@ use headworks_verbs_abi as abi;
 
 use crate::devices::{self, LINK, NAMES, VerbsDevice, write_text};
 use crate::errors::{Errno, complain, object};
+use crate::manners::{MANNERS, Manner};
 use crate::objects::{DeviceObject, Front, borrow, zeroed};
 
 /// The devices of this process, or one line on what is wrong with their names.
@@ -15,7 +16,11 @@ pub(super) fn known() -> Result<&'static [DeviceObject], Errno> {
     static KNOWN: OnceLock<Result<Vec<DeviceObject>, Errno>> = OnceLock::new();
     let known = KNOWN.get_or_init(|| {
         let value = |name| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned());
-        match devices::devices(value(NAMES).as_deref(), value(LINK).as_deref()) {
+        match devices::devices(
+            value(NAMES).as_deref(),
+            value(LINK).as_deref(),
+            value(MANNERS).as_deref(),
+        ) {
             Ok(devices) => Ok(devices.into_iter().map(device_object).collect()),
             Err(line) => {
                 complain(&line);
@@ -31,7 +36,13 @@ fn device_object(about: VerbsDevice) -> DeviceObject {
     let mut device: abi::Device = unsafe { zeroed() };
     let index = about.number - 1;
     device.node_type = abi::NODE_CA;
-    device.transport_type = abi::TRANSPORT_IB;
+    device.transport_type = about
+        .manners
+        .find(|it| match it {
+            Manner::Transport(code) => Some(code),
+            _ => None,
+        })
+        .unwrap_or(abi::TRANSPORT_IB);
     write_text(&mut device.name, &about.name);
     write_text(&mut device.dev_name, &format!("uverbs{index}"));
     let verbs = format!("/sys/class/infiniband_verbs/uverbs{index}");

@@ -9,7 +9,7 @@ use headworks_verbs::AsyncEvent;
 use headworks_verbs_abi::{self as abi, event};
 
 use crate::errors::{Errno, number};
-use crate::objects::{ContextObject, CqObject, QpObject, SrqObject, borrow, locked};
+use crate::objects::{ContextObject, CqObject, QpObject, SrqObject, ToldEvents, borrow, locked};
 
 /// The program's event for one of the device; `None` if its object no longer exists. The event counts as handed out.
 fn event_of(context: &ContextObject, said: AsyncEvent) -> Option<abi::AsyncEvent> {
@@ -71,7 +71,11 @@ pub(crate) unsafe extern "C" fn get_async_event(
             return Err(Errno::INVALID);
         }
         loop {
-            while let Some(said) = context.device.next_async_event() {
+            let next = || {
+                let told = context.told.as_ref().and_then(ToldEvents::next);
+                told.or_else(|| context.device.next_async_event())
+            };
+            while let Some(said) = next() {
                 if let Some(event) = event_of(context, said) {
                     // SAFETY: the program has room for the event.
                     unsafe { to.write(event) };

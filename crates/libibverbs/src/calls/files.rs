@@ -132,7 +132,7 @@ fn text_file(text: &str, closes_on_exec: bool) -> Result<c_int, c_int> {
 /// A file of the kernel that is like the system file: for what programs ask about its kind and rights.
 fn stand_in_path(file: &SystemFile) -> &'static CStr {
     match file {
-        SystemFile::Directory(_) => c"/sys/class",
+        SystemFile::Directory(_) | SystemFile::Link(_) => c"/sys/class",
         SystemFile::Text(_) => c"/proc/version",
         SystemFile::Device => c"/dev/null",
     }
@@ -163,7 +163,9 @@ unsafe fn open_file(next: &Next, mut args: [usize; 5], at: usize) -> usize {
             }
         }
         // A descriptor of a directory would lead to files that are not there.
-        Some(SystemFile::Text(_) | SystemFile::Directory(_)) => fail(libc::EACCES, -1),
+        Some(SystemFile::Text(_) | SystemFile::Directory(_) | SystemFile::Link(_)) => {
+            fail(libc::EACCES, -1)
+        }
         Some(SystemFile::Device) => {
             args[at] = stand_in_path(&SystemFile::Device).as_ptr() as usize;
             // SAFETY: as this function; the path is another.
@@ -272,7 +274,7 @@ unsafe fn open_stream(next: &Next, args: [usize; 5], at: usize) -> usize {
     }
 }
 
-/// Reads a link. No system file is one.
+/// Reads a link. Of the system files only the device's driver is one.
 ///
 /// # Safety
 ///
@@ -283,6 +285,13 @@ unsafe fn read_link(next: &Next, args: [usize; 5], at: usize) -> usize {
         // SAFETY: as this function.
         None => unsafe { next.call(args) },
         Some(None) => fail(libc::ENOENT, -1),
+        Some(Some(SystemFile::Link(target))) => {
+            let (to, room) = (args[at + 1] as *mut u8, args[at + 2]);
+            let len = target.len().min(room);
+            // SAFETY: the program has room for that many bytes.
+            unsafe { to.copy_from_nonoverlapping(target.as_ptr(), len) };
+            len
+        }
         Some(Some(_)) => fail(libc::EINVAL, -1),
     }
 }

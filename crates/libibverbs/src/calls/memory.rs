@@ -7,11 +7,21 @@ use std::sync::{Arc, Mutex};
 use headworks_verbs_abi as abi;
 
 use crate::errors::{Errno, object, status};
+use crate::manners::Manner;
 use crate::objects::{Front, MrObject, PdObject, borrow, expose, hold, locked, take_back};
 use crate::registration::{Range, Registered, prepare};
 use crate::system::set_errno;
 
 fn region_object(pd: Arc<PdObject>, range: Range, flags: u32) -> Result<*mut abi::Mr, Errno> {
+    let manners = pd.about.manners;
+    let is_refused = manners.find(|it| match it {
+        Manner::RefusesAccess(refused) => (flags & refused != 0).then_some(()),
+        Manner::OnlyRelaxed => (flags & abi::ACCESS_RELAXED_ORDERING == 0).then_some(()),
+        _ => None,
+    });
+    if is_refused.is_some() {
+        return Err(Errno::INVALID);
+    }
     let prepared = prepare(&pd.context.device, range, flags)?;
     let region = pd.domain.register(&prepared.buffer, prepared.rights)?;
     let Range { addr, len, .. } = range;

@@ -7,7 +7,7 @@ use headworks_verbs::Gid;
 use headworks_verbs_abi as abi;
 use headworks_verbs_abi::gid::words_of_gid;
 
-use crate::devices::{GID_PLACES, Link, PKEY, PORT, describe_port};
+use crate::devices::{GID_PLACES, Link, PORT, describe_port};
 use crate::errors::{Errno, number, status};
 use crate::objects::{ContextObject, zeroed};
 
@@ -82,7 +82,7 @@ pub(crate) unsafe extern "C" fn query_gid(
         let (context, gid) = unsafe { (ContextObject::of(context)?, gid.as_mut()) };
         check_port(port.into())?;
         // The GID of an empty place is zero.
-        let known = match context.about.gid(index.into()) {
+        let known = match context.about.gid(index.into(), context.moves()) {
             None if (0..GID_PLACES as c_int).contains(&index) => Gid::default(),
             known => known.ok_or(Errno::INVALID)?,
         };
@@ -101,7 +101,10 @@ pub(crate) unsafe extern "C" fn query_gid_type(
         // SAFETY: the program passes an open context, and room for the type.
         let (context, gid_type) = unsafe { (ContextObject::of(context)?, gid_type.as_mut()) };
         check_port(port.into())?;
-        context.about.gid(index.into()).ok_or(Errno::INVALID)?;
+        context
+            .about
+            .gid(index.into(), context.moves())
+            .ok_or(Errno::INVALID)?;
         *gid_type.ok_or(Errno::INVALID)? = match context.about.link {
             Link::Ethernet => abi::SYSFS_GID_TYPE_ROCE_V2,
             Link::Infiniband => abi::SYSFS_GID_TYPE_IB,
@@ -113,7 +116,7 @@ pub(crate) unsafe extern "C" fn query_gid_type(
 /// The entry of the GID table at `index`.
 fn entry(context: &ContextObject, index: u32) -> Option<abi::GidEntry> {
     Some(abi::GidEntry {
-        gid: words_of_gid(context.about.gid(index.into())?),
+        gid: words_of_gid(context.about.gid(index.into(), context.moves())?),
         gid_index: index,
         port_num: PORT.into(),
         gid_type: match context.about.link {
@@ -162,9 +165,12 @@ pub(crate) unsafe extern "C" fn query_gid_table(
         if is_wrong || entries_max < context.about.gids().len() {
             return Err(Errno::INVALID);
         }
-        for (at, known) in (0..).map_while(|at| Some((at, entry(context, at)?))) {
+        for (at, known) in (0..GID_PLACES as u32)
+            .filter_map(|at| entry(context, at))
+            .enumerate()
+        {
             // SAFETY: the program has room for all entries, each of `size` bytes.
-            unsafe { to.byte_add(at as usize * size).write_unaligned(known) };
+            unsafe { to.byte_add(at * size).write_unaligned(known) };
             written += 1;
         }
         Ok(())
@@ -183,15 +189,10 @@ pub(crate) unsafe extern "C" fn query_pkey(
 ) -> c_int {
     number(|| {
         // SAFETY: the program passes an open context, and room for the key.
-        let pkey = unsafe {
-            ContextObject::of(context)?;
-            pkey.as_mut()
-        };
+        let (context, pkey) = unsafe { (ContextObject::of(context)?, pkey.as_mut()) };
         check_port(port.into())?;
-        if index != 0 {
-            return Err(Errno::INVALID);
-        }
-        *pkey.ok_or(Errno::INVALID)? = PKEY.to_be();
+        let known = context.about.pkey(index.into(), context.moves());
+        *pkey.ok_or(Errno::INVALID)? = known.ok_or(Errno::INVALID)?.to_be();
         Ok(0)
     })
 }
@@ -204,11 +205,12 @@ pub(crate) unsafe extern "C" fn get_pkey_index(
 ) -> c_int {
     number(|| {
         // SAFETY: the program passes an open context.
-        unsafe { ContextObject::of(context)? };
+        let context = unsafe { ContextObject::of(context)? };
         check_port(port.into())?;
-        match u16::from_be(pkey) {
-            PKEY => Ok(0),
-            _ => Err(Errno::INVALID),
-        }
+        let asked = u16::from_be(pkey);
+        let is_it =
+            |index: &c_int| context.about.pkey((*index).into(), context.moves()) == Some(asked);
+        let count = context.about.manners.pkeys().len() as c_int;
+        (0..count).find(is_it).ok_or(Errno::INVALID)
     })
 }

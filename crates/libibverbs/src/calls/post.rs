@@ -10,8 +10,9 @@ use headworks_verbs::{
 use headworks_verbs_abi::{self as abi, opcode};
 
 use crate::builder::EMPTY_SEND;
-use crate::errors::Errno;
-use crate::objects::{AhObject, QpObject, SrqObject, borrow, locked};
+use crate::errors::{Errno, complain};
+use crate::manners::Manner;
+use crate::objects::{AhObject, PdObject, QpObject, SrqObject, borrow, locked};
 
 /// Requests that are handed to the device at a time.
 const CHAIN: usize = 16;
@@ -21,8 +22,15 @@ const CHAIN: usize = 16;
 /// # Safety
 ///
 /// `list` has `count` entries.
-unsafe fn entries<'a>(list: *const Sge, count: c_int) -> Result<&'a [Sge], Errno> {
+unsafe fn entries<'a>(pd: &PdObject, list: *const Sge, count: c_int) -> Result<&'a [Sge], Errno> {
     match usize::try_from(count) {
+        // The first entry would be read and used, whatever is there.
+        Ok(0) if !list.is_null() && pd.about.manners.has(Manner::ReadsEmptyLists) => {
+            complain(
+                "a request without entries has a list that is not NULL: devices of this driver read its first entry",
+            );
+            Err(Errno::INVALID)
+        }
         Ok(0) => Ok(&[]),
         // SAFETY: the caller says so.
         Ok(count) if !list.is_null() => Ok(unsafe { std::slice::from_raw_parts(list, count) }),
@@ -122,18 +130,20 @@ pub(super) fn flags(of: u32) -> SendFlags {
 /// The pointers of the request lead to memory of the program.
 unsafe fn send_wr<'a>(
     wr: &'a abi::SendWr,
-    is_datagrams: bool,
+    (pd, is_datagrams): (&PdObject, bool),
     gathered: &'a mut Vec<u8>,
 ) -> Result<SendWr<'a>, Errno> {
     // SAFETY: the caller says so.
     unsafe {
-        let sges = entries(wr.sg_list, wr.num_sge)?;
+        let sges = entries(pd, wr.sg_list, wr.num_sge)?;
+        let is_inline =
+            wr.send_flags & abi::SEND_INLINE != 0 && !pd.about.manners.has(Manner::IgnoresInline);
         Ok(SendWr {
             wr_id: wr.wr_id,
             op: operation(wr, is_datagrams)?,
-            payload: match wr.send_flags & abi::SEND_INLINE {
-                0 => Payload::Gather(sges),
-                _ => Payload::Inline(inline_bytes(sges, gathered)),
+            payload: match is_inline {
+                false => Payload::Gather(sges),
+                true => Payload::Inline(inline_bytes(sges, gathered)),
             },
             flags: flags(wr.send_flags),
         })
@@ -147,7 +157,7 @@ unsafe fn send_wr<'a>(
 /// The chain and what it points to are memory of the program.
 unsafe fn post_chain(
     qp: &mut dyn QueuePair,
-    is_datagrams: bool,
+    kind: (&PdObject, bool),
     mut next: *mut abi::SendWr,
 ) -> Result<(), (*mut abi::SendWr, Errno)> {
     // SAFETY: the caller says so.
@@ -162,7 +172,7 @@ unsafe fn post_chain(
         while let (Some(one), Some(place)) = (wr, places.next()) {
             starts[count] = std::ptr::from_ref(one).cast_mut();
             // SAFETY: the caller says so.
-            match unsafe { send_wr(one, is_datagrams, place) } {
+            match unsafe { send_wr(one, kind, place) } {
                 Ok(one) => chain[count] = one,
                 Err(error) => {
                     refused = Some((starts[count], error));
@@ -212,17 +222,18 @@ pub(crate) unsafe extern "C" fn post_send(
             return libc::EINVAL;
         };
         let is_datagrams = object.own().qp_type == headworks_verbs::QpType::Ud;
+        let kind = (&*object.pd, is_datagrams);
         let mut qp = locked(&object.qp);
         // Most programs post one request at a time.
         if let Some(one) = wr.as_ref()
             && one.next.is_null()
         {
             let mut gathered = Vec::new();
-            let done = send_wr(one, is_datagrams, &mut gathered)
+            let done = send_wr(one, kind, &mut gathered)
                 .and_then(|one| qp.post_send(&[one]).map_err(|error| error.kind.into()));
             return posted(done.map_err(|error| (wr, error)), bad);
         }
-        posted(post_chain(&mut **qp, is_datagrams, wr), bad)
+        posted(post_chain(&mut **qp, kind, wr), bad)
     }
 }
 
@@ -232,6 +243,7 @@ pub(crate) unsafe extern "C" fn post_send(
 ///
 /// The chain and what it points to are memory of the program.
 unsafe fn post_receives(
+    pd: &PdObject,
     mut next: *mut abi::RecvWr,
     mut post: impl FnMut(&[RecvWr<'_>]) -> Result<(), PostError>,
 ) -> Result<(), (*mut abi::RecvWr, Errno)> {
@@ -248,7 +260,7 @@ unsafe fn post_receives(
         while let Some(one) = wr.filter(|_| count < CHAIN) {
             starts[count] = std::ptr::from_ref(one).cast_mut();
             // SAFETY: the caller says so.
-            match unsafe { entries(one.sg_list, one.num_sge) } {
+            match unsafe { entries(pd, one.sg_list, one.num_sge) } {
                 Ok(sges) => {
                     let wr_id = one.wr_id;
                     chain[count] = RecvWr { wr_id, sges };
@@ -282,7 +294,8 @@ pub(crate) unsafe extern "C" fn post_recv(
             return libc::EINVAL;
         };
         let mut qp = locked(&object.qp);
-        posted(post_receives(wr, |chain| qp.post_recv(chain)), bad)
+        let post = |chain: &[RecvWr<'_>]| qp.post_recv(chain);
+        posted(post_receives(&object.pd, wr, post), bad)
     }
 }
 
@@ -297,7 +310,7 @@ pub(crate) unsafe extern "C" fn post_srq_recv(
             return libc::EINVAL;
         };
         posted(
-            post_receives(wr, |chain| object.queue.post_recv(chain)),
+            post_receives(&object.pd, wr, |chain| object.queue.post_recv(chain)),
             bad,
         )
     }

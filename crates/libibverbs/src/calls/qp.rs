@@ -12,6 +12,7 @@ use headworks_verbs_abi as abi;
 use super::qp_ex::set_functions;
 use crate::attributes::{modification, record, transport};
 use crate::errors::{Errno, complain, object, status};
+use crate::manners::{self, Manner};
 use crate::objects::{
     CqObject, ExtendedQp, Front, PdObject, QpObject, QpObjectParts, SrqObject, borrow, expose,
     hold, locked, take_back, zeroed,
@@ -84,6 +85,22 @@ fn warn_of_lost_datagrams() {
 /// The pointers are those of a program to objects, or null.
 unsafe fn qp_object(pd: *mut abi::Pd, parameters: QpParameters<'_>) -> Result<*mut abi::Qp, Errno> {
     let qp_type = transport(parameters.qp_type).ok_or(Errno::UNSUPPORTED)?;
+    // SAFETY: the caller says so.
+    let manners = unsafe { borrow::<PdObject>(pd)? }.about.manners;
+    if let Some(errno) = manners.refusal(parameters.qp_type) {
+        return Err(Errno(errno));
+    }
+    let longest = manners.find(|it| match it {
+        Manner::LongestInline(bytes) => Some(bytes),
+        _ => None,
+    });
+    if longest.is_some_and(|longest| parameters.cap.max_inline_data > longest) {
+        return Err(Errno::INVALID);
+    }
+    let asked_inline = parameters.cap.max_inline_data;
+    if manners.has(Manner::IgnoresInline) {
+        parameters.cap.max_inline_data = 0;
+    }
     if qp_type == QpType::Ud {
         warn_of_lost_datagrams();
     }
@@ -113,6 +130,10 @@ unsafe fn qp_object(pd: *mut abi::Pd, parameters: QpParameters<'_>) -> Result<*m
     let caps = *qp.caps();
     let qpn = qp.qpn().raw();
     *parameters.cap = granted(&caps, srq.is_some());
+    if manners.has(Manner::IgnoresInline) {
+        parameters.cap.max_inline_data = asked_inline;
+    }
+    pd.count_queue_pair();
     // SAFETY: all fields are pointers that may be null, numbers, and a mutex and a condition whose initial state is zero.
     let mut base: abi::Qp = unsafe { zeroed() };
     base.context = pd.context.context();
@@ -228,12 +249,13 @@ pub(crate) unsafe extern "C" fn modify_qp(
         let (object, attr): (&QpObject, _) = unsafe { (borrow(qp)?, attr.as_ref()) };
         let attr = attr.ok_or(Errno::INVALID)?;
         let mut qp = locked(&object.qp);
-        let changes = modification(object.pd.about, qp.state(), attr, bits)?;
+        let changes = modification((object.pd.about, object.pd.moves()), qp.state(), attr, bits)?;
         let done = qp.modify(&changes);
         // SAFETY: the struct is the program's, and only the library writes this field.
         unsafe { (*object.base()).state = qp.state() as c_int };
         done?;
-        let is_own = changes.dest_qpn == Some(qp.qpn());
+        // Under a driver's manners our own provider does so when it opens the device.
+        let is_own = changes.dest_qpn == Some(qp.qpn()) && object.pd.about.manners == manners::NONE;
         if is_own && changes.dest_gid.is_some_and(|gid| is_own_gid(object, gid)) {
             is_connected_with_itself(&object.pd.about.name, qp.qpn().raw());
         }
@@ -256,11 +278,20 @@ pub(crate) unsafe extern "C" fn query_qp(
         let (object, attr, init): (&QpObject, _, _) =
             unsafe { (borrow(qp)?, attr.as_mut(), init.as_mut()) };
         let (attr, init) = (attr.ok_or(Errno::INVALID)?, init.ok_or(Errno::INVALID)?);
-        let (state, cap) = {
+        let manners = object.pd.about.manners;
+        if manners.has(Manner::NoQueries) {
+            return Err(Errno::UNSUPPORTED);
+        }
+        let (state, mut cap) = {
             let qp = locked(&object.qp);
             let cap = granted(qp.caps(), object.srq.is_some());
             (qp.state() as c_int, cap)
         };
+        if manners.has(Manner::ReportsMore) {
+            cap.max_send_wr *= 2;
+            cap.max_recv_wr *= 2;
+            cap.max_inline_data *= 2;
+        }
         *attr = locked(&object.own().attr).with(state, cap);
         // SAFETY: the struct is the program's, and only the library writes these fields.
         unsafe {
@@ -297,7 +328,19 @@ pub(crate) unsafe extern "C" fn destroy_qp(qp: *mut abi::Qp) -> c_int {
     })
 }
 
-/// Whether the bytes of an operation are placed in order: the device's promise is bounded in length, which the answer cannot say.
-pub(crate) extern "C" fn data_in_order(_: *mut abi::Qp, _: c_int, _: u32) -> c_int {
-    0
+/// Whether the bytes of an operation are placed in order: the device's promise is bounded in length, which the answer cannot say. With
+/// a driver's manners, its answer.
+pub(crate) unsafe extern "C" fn data_in_order(qp: *mut abi::Qp, _: c_int, flags: u32) -> c_int {
+    // SAFETY: the program passes a queue pair.
+    let Ok(object) = (unsafe { borrow::<QpObject>(qp) }) else {
+        return 0;
+    };
+    let answers = object.pd.about.manners.has(Manner::DataInOrder);
+    match answers && locked(&object.qp).state() == QpState::Rts {
+        true if flags & abi::DATA_IN_ORDER_RETURN_CAPS != 0 => {
+            abi::DATA_IN_ORDER_WHOLE_MSG | abi::DATA_IN_ORDER_ALIGNED_128_BYTES
+        }
+        true => 1,
+        false => 0,
+    }
 }

@@ -8,6 +8,7 @@ use headworks_verbs::SrqInit;
 use headworks_verbs_abi as abi;
 
 use crate::errors::{Errno, object, status};
+use crate::manners::Manner;
 use crate::objects::{
     EventCount, Front, PdObject, SrqObject, borrow, expose, hold, locked, take_back, zeroed,
 };
@@ -24,6 +25,9 @@ fn srq_object(
         // The limit is set later: creation ignores it.
         limit: 0,
     };
+    if pd.about.manners.has(Manner::NoSharedReceiveQueues) {
+        return Err(Errno::UNSUPPORTED);
+    }
     let queue = pd.domain.create_srq(&init)?;
     asked.max_wr = queue.max_wr();
     asked.max_sge = init.max_sge;
