@@ -31,7 +31,7 @@ use crate::pair_memory::PairMemory;
 use crate::pool::DomainPool;
 use crate::qp_group::{QpGroup, QpRole};
 use crate::receive_shares::ReceiveShares;
-use crate::receives::Receives;
+use crate::receives::{self, Receives};
 use crate::session::Session;
 use crate::session_memory::SessionMemory;
 
@@ -168,7 +168,9 @@ struct QpGroupEntry {
 /// A queue-pair group that has failed.
 struct FailedGroup {
     /// Kept until it is drained.
-    _group: QpGroup,
+    group: QpGroup,
+    /// Number of receives that it counts for in [`ReceiveShares`], until it is drained if they are its own.
+    held: u64,
     /// Memory of the receive pool that it may still write to.
     lost: Vec<(AppId, HeldExtent)>,
 }
@@ -194,6 +196,8 @@ pub struct Domain {
     sessions: Slab<Session>,
     receives: Receives,
     receive_shares: ReceiveShares,
+    /// Groups whose queue pair is owed receives. Empty if there is a shared receive queue.
+    refill: Vec<usize>,
     cq: Arc<dyn CompletionQueue>,
     channel: Arc<dyn CompletionChannel>,
     pd: Arc<dyn ProtectionDomain>,
@@ -233,7 +237,7 @@ impl Domain {
         config: &DaemonLimits,
     ) -> Result<Self, DomainError> {
         let limits = device.info().limits;
-        let most = config.receives_max.min(limits.max_srq_wr);
+        let most = receives::most_on(&limits, config.receives_max);
         let of_group = u64::from(config.qp_groups_max)
             * (u64::from(config.frame_depth) + u64::from(config.bulk_depth));
         let depth = (of_group + u64::from(most)).min(limits.max_cqe.into());
@@ -243,9 +247,10 @@ impl Domain {
             channel: Some(channel.clone()),
             ..CqInit::default()
         })?;
-        let mut receives = Receives::new(&**pd, config.frame_bytes, most)?;
+        let mut receives = Receives::new(&limits, &**pd, config.frame_bytes, most)?;
         let pool = DomainPool::new(&**device, &**pd, worker.0.into(), config)?;
         let posted = receives.grow(&**device, &**pd, config.receives)?;
+        let (floor, share) = config.receives_of_group(receives.srq().is_none(), &limits);
         Ok(Self {
             id,
             tenant,
@@ -256,11 +261,8 @@ impl Domain {
             connections: ConnectionTable::default(),
             sessions: Slab::new(),
             receives,
-            receive_shares: ReceiveShares::new(
-                posted,
-                config.qp_group_floor,
-                config.qp_group_share,
-            ),
+            receive_shares: ReceiveShares::new(posted, floor, share),
+            refill: Vec::new(),
             dying: DrainingQps::new(cq.depth()),
             cq,
             channel,

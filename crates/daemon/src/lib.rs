@@ -11,7 +11,7 @@
 //! | [`worker`] | a worker: carries the links to some hosts |
 //! | [`domain`] | a worker's part of an isolation domain: one tenant's sessions, connections and queue pairs; the step that drives them |
 //! | [`qp_group`], [`send_queue`] | queue pairs that connections share, and the send queue of each |
-//! | [`receives`] | buffers of the shared receive queue |
+//! | [`receives`] | buffers of the shared receive queue, or of the queue pairs where the device has none |
 //! | [`pool`] | receive pool: memory for long transfers, and who gets it |
 //! | `pool_touch` | which part of the pool is read next, so that it stays in the cache: pure |
 //! | [`ecn`], [`ecn_settings`] | when the commands that lower and restore an RNIC's ECN threshold run; the commands: pure |
@@ -25,6 +25,7 @@
 //! | [`link_rate`] | rate of a group whose receiver asks for less: pure |
 //! | [`credit`] | credit of a queue-pair group: pure |
 //! | [`receive_shares`] | how receives are divided among groups: pure |
+//! | [`own_receives`] | receives of one queue pair, on a device without shared receive queues: pure |
 //! | [`allocator`] | allocator of slab memory: pure |
 //! | [`connection_table`] | table of connections: pure |
 //! | [`auth`] | mutual authentication of daemons by a shared secret: pure |
@@ -44,8 +45,9 @@
 //! (`headworks-client`). The domain's step finds the bit and adds the connection to the deficit round robin
 //! of its queue-pair group. When the connection's turn comes, the domain copies short records into a frame.
 //! Long records are not copied: a frame announces them, and the receiver has its RNIC READ them into its receive pool. A
-//! frame arrives through the domain's shared receive queue. The receiving daemon copies its bytes to their place and
-//! posts the receive again at once, so that no receive ever waits for an application.
+//! frame arrives through the domain's shared receive queue. If the device has no shared receive queues, it arrives
+//! through the receive queue of its queue pair. The receiving daemon copies its bytes to their place and posts the
+//! receive again at once, so that no receive ever waits for an application.
 //!
 #![doc = include_str!("how_it_works.md")]
 #![deny(unsafe_code)]
@@ -72,6 +74,7 @@ pub mod link_rate;
 pub mod log_ratelimit;
 mod memory_quota;
 pub mod metrics;
+pub mod own_receives;
 pub mod pair_memory;
 pub mod pool;
 mod pool_touch;

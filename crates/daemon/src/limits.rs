@@ -6,9 +6,10 @@ use std::fmt;
 use headworks_rxpool::admission::Class;
 use headworks_rxpool::config::PoolConfig;
 use headworks_rxpool::units::{EXTENT_MAX, UNIT};
-use headworks_verbs::Duration;
+use headworks_verbs::{DeviceLimits, Duration};
 use serde::{Deserialize, Serialize};
 
+use crate::credit::FLOOR_MIN;
 use crate::frame::{FRAME_MAX, FRAME_MIN};
 
 /// Sizes and limits of a daemon's core. When a limit is reached, the request is refused; nothing stalls.
@@ -18,13 +19,14 @@ pub struct DaemonLimits {
     /// Bytes of a receive, and so of a frame: 256 to 65,536. A message that fits into one beside its header
     /// of 32 bytes is SENT in one frame. Longer frames cost memory for every receive. Default 8,192.
     pub frame_bytes: u32,
-    /// Initial number of receives in a domain's shared queue. Default 256.
+    /// Initial number of receives of a domain. Default 256.
     pub receives: u32,
-    /// Number of receives up to which the queue grows as queue-pair groups need them. Default 8,192.
+    /// Number of receives up to which a domain gets more as queue-pair groups need them. Default 8,192.
     pub receives_max: u32,
     /// Receives that each queue-pair group is promised at least, 4 or more. Default 8.
     pub qp_group_floor: u32,
-    /// Receives that a queue-pair group is promised at most, while its peer sends. Default 64.
+    /// Receives that a queue-pair group is promised at most, while its peer sends. On a device without shared receive queues
+    /// it is at most the length of a queue pair's receive queue. Default 64.
     pub qp_group_share: u32,
     /// Requests of a group's queue pair for frames, 8 to 1,024. Default 64.
     pub frame_depth: u32,
@@ -336,6 +338,21 @@ impl DaemonLimits {
         }
     }
 
+    /// Returns how many receives a queue-pair group is promised at least and at most, on a device with these limits. With
+    /// `has_own_queue`, the group has a receive queue of its own, which holds no more than the device allows.
+    pub(crate) fn receives_of_group(
+        &self,
+        has_own_queue: bool,
+        device: &DeviceLimits,
+    ) -> (u32, u32) {
+        let most = match has_own_queue {
+            true => device.max_qp_wr.max(FLOOR_MIN),
+            false => u32::MAX,
+        };
+        let floor = self.qp_group_floor.min(most);
+        (floor, self.qp_group_share.max(floor).min(most))
+    }
+
     /// Returns the bytes of a new tenant's receive pool. The other tenants have `taken` of [`pool_budget`](Self::pool_budget).
     pub(crate) fn pool_grant(&self, taken: u64) -> u64 {
         let least = u64::from(EXTENT_MAX) * u64::from(self.workers.max(1));
@@ -377,7 +394,7 @@ impl DaemonLimits {
         use AllowedRange::{Between, Multiple, Power};
         let of = |key, value: u32, legal| (key, value.into(), legal);
         let frame = Between(FRAME_MIN.into(), FRAME_MAX.into());
-        let floor = crate::credit::FLOOR_MIN.into();
+        let floor = FLOOR_MIN.into();
         let ring = Power(512, 1 << 30);
         [
             of("frame_bytes", self.frame_bytes, frame),
@@ -515,5 +532,33 @@ mod tests {
         for key in keys.keys() {
             assert!(DaemonLimits::allowed(key).is_some(), "{key}");
         }
+    }
+
+    #[test]
+    fn a_receive_queue_of_a_group_is_no_longer_than_the_device_allows() {
+        let limits = DaemonLimits {
+            qp_group_floor: 20,
+            qp_group_share: 64,
+            ..DaemonLimits::default()
+        };
+        let device = |max_qp_wr| DeviceLimits {
+            max_qp: 1,
+            max_qp_wr,
+            max_sge: 1,
+            max_inline: 0,
+            max_cq: 1,
+            max_cqe: 1,
+            max_mr: 1,
+            max_ah: 1,
+            max_srq: 0,
+            max_srq_wr: 0,
+            max_rd_atomic: 1,
+            max_message: 1,
+        };
+        let of = |max_qp_wr| limits.receives_of_group(true, &device(max_qp_wr));
+        assert_eq!(of(100), (20, 64));
+        assert_eq!(of(30), (20, 30));
+        assert_eq!(of(10), (10, 10));
+        assert_eq!(limits.receives_of_group(false, &device(10)), (20, 64));
     }
 }

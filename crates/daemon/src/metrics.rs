@@ -102,13 +102,16 @@ fn of_domains(text: &mut MetricsText, snapshot: &Snapshot, process: &ProcessMetr
         ("connections", GAUGE, "Ends of connections.", |of| {
             of.connections as f64
         }),
-        ("receives_posted", GAUGE, "Receives posted.", |of| {
-            of.receives.into()
-        }),
+        (
+            "receives_posted",
+            GAUGE,
+            "Receives that are posted or can be.",
+            |of| of.receives.into(),
+        ),
         (
             "receives_promised",
             GAUGE,
-            "Posted receives that are promised to queue-pair groups.",
+            "Receives that are promised to queue-pair groups.",
             |of| of.promised.into(),
         ),
         (

@@ -12,6 +12,7 @@ use headworks_wire::{Decoder, Encoder};
 use crate::credit::{Credit, FLOOR_MIN, PROMISED_MAX};
 use crate::frame::{FRAME_MAX, FRAME_MIN, HEADER, Header, Kind};
 use crate::link_rate::LinkRate;
+use crate::own_receives::OwnReceives;
 use crate::send_queue::{OnCompletion, SendQueue};
 
 /// Version of the frame format.
@@ -44,6 +45,8 @@ pub struct QpGroup {
     pub(crate) bulk: SendQueue,
     bringing: [Option<BringUp>; 2],
     pub(crate) credit: Credit,
+    /// Receives of the queue pair for frames; none if the domain has a shared receive queue.
+    pub(crate) own_receives: OwnReceives,
     /// Decides which connection sends data next. It knows connections by their place.
     pub(crate) drr: DeficitRoundRobin,
     /// Connections that have control frames to send.
@@ -79,13 +82,21 @@ pub struct QpGroup {
 }
 
 impl QpGroup {
-    /// Creates a group that is to be brought up. `promised` receives are promised to the peer.
-    pub fn new(frames: SendQueue, bulk: SendQueue, promised: u32, quantum: u32) -> Self {
+    /// Creates a group that is to be brought up. `promised` receives are promised to the peer. `own_receives` is the
+    /// account of the receives of `frames`, which is empty if there is a shared receive queue.
+    pub fn new(
+        frames: SendQueue,
+        bulk: SendQueue,
+        promised: u32,
+        own_receives: OwnReceives,
+        quantum: u32,
+    ) -> Self {
         Self {
             frames,
             bulk,
             bringing: [None, None],
             credit: Credit::new(promised),
+            own_receives,
             drr: DeficitRoundRobin::new(quantum),
             control: VecDeque::new(),
             waiting: BTreeSet::new(),
@@ -137,6 +148,12 @@ impl QpGroup {
             self.bringing[qp_role as usize] = Some(started);
         }
         Ok(())
+    }
+
+    /// Number of receives that the group counts for in [`ReceiveShares`](crate::receive_shares::ReceiveShares): those that
+    /// the peer was promised and has not used, and those that are still to be posted and promised.
+    pub fn receives_held(&self) -> u64 {
+        self.credit.outstanding() + u64::from(self.own_receives.owed())
     }
 
     /// Returns one of the queue pairs.

@@ -1,10 +1,13 @@
-//! Divides the receives of a domain's shared queue among its queue-pair groups: pure.
+//! Divides the receives of a domain among its queue-pair groups: pure.
 //!
 //! All promises together never exceed the number of posted receives, so each message finds a receive. Each
 //! group has a floor that its peer can always count on. Beyond the floor, a group gets more only as it uses
 //! what it has, up to a maximum share, and only while receives are left that nobody was promised.
+//!
+//! Posted receives are those of the domain's shared receive queue. On a device without one they are all receives that the
+//! domain has: a receive is posted to a group's own queue before the group's peer is told of the promise.
 
-/// Account of a shared receive queue.
+/// Account of the receives of a domain.
 #[derive(Clone, Debug)]
 pub struct ReceiveShares {
     posted: u32,
@@ -53,7 +56,7 @@ impl ReceiveShares {
         more
     }
 
-    /// Removes a group that had `outstanding` promises left.
+    /// Removes a group that had `outstanding` promises left. If the group has receives of its own, they must be free.
     pub fn leave(&mut self, outstanding: u64) {
         let outstanding = u32::try_from(outstanding).unwrap_or(u32::MAX);
         self.promised = self.promised.saturating_sub(outstanding);

@@ -197,7 +197,7 @@ pub struct ObjectCounts {
     pub groups: usize,
     /// Queue pairs.
     pub queue_pairs: usize,
-    /// Receives posted.
+    /// Receives posted. On a device without shared receive queues: those that can be posted.
     pub receives: u32,
     /// Receives promised to peers: at most `receives`.
     pub promised: u32,

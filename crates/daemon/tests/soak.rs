@@ -11,6 +11,8 @@ mod plan;
 mod signals;
 #[path = "soak/tamper.rs"]
 mod tamper;
+#[path = "meeting/without_srqs.rs"]
+mod without_srqs;
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -261,6 +263,7 @@ fn two_hosts_exchange_streams() {
     let plans = [listener, caller].map(|script| HostPlan {
         config: DaemonLimits::default(),
         scripts: vec![script],
+        lacks_srqs: false,
     });
     let (ledger, not_ready) =
         scenario(plans.into(), Rules::new(1), 1, Duration::from_secs(10)).unwrap();
@@ -297,6 +300,7 @@ fn a_link_that_fails_resets_no_connection_of_another_worker() {
     let plans = [caller, listener.clone(), listener].map(|script| HostPlan {
         config: config.clone(),
         scripts: vec![script],
+        lacks_srqs: false,
     });
     // Host 1 has links to host 0 alone, so the connections to host 2 are not concerned.
     let faults = Rules::new(1).with(rules::kill_queue_pair_at(&role(1), 100));
@@ -335,6 +339,7 @@ fn a_part_that_is_lost_ends_its_sessions_alone() {
     let plans = plans.map(|scripts| HostPlan {
         config: config.clone(),
         scripts: scripts.into(),
+        lacks_srqs: false,
     });
     for number in [20, 100, 300] {
         let faults = Rules::new(1).with(rules::overrun_completion_queue_at(&role(0), number));
@@ -418,6 +423,7 @@ fn corrupting_shared_memory_harms_no_other_application() {
         let plans = plans.map(|scripts| HostPlan {
             config: config.clone(),
             scripts,
+            lacks_srqs: false,
         });
         let limit = Duration::from_secs(10);
         let (ledger, _) = scenario(plans.into(), Rules::new(seed), seed, limit)
@@ -429,6 +435,13 @@ fn corrupting_shared_memory_harms_no_other_application() {
 
 #[test]
 fn a_thousand_senders_do_not_overrun_one_slow_reader() {
+    for lacks_srqs in [false, true] {
+        send_to_a_slow_reader(lacks_srqs);
+    }
+}
+
+/// `lacks_srqs`: whether the hosts' devices have no shared receive queues.
+fn send_to_a_slow_reader(lacks_srqs: bool) {
     let flow = Flow {
         there: 5000,
         back: 64,
@@ -461,6 +474,7 @@ fn a_thousand_senders_do_not_overrun_one_slow_reader() {
     let plans = scripts.map(|scripts| HostPlan {
         config: config.clone(),
         scripts,
+        lacks_srqs,
     });
     let limit = Duration::from_secs(60);
     let (ledger, not_ready) = scenario(plans.into(), Rules::new(1), 1, limit).unwrap();
@@ -498,6 +512,7 @@ fn memory_is_not_used_again_while_a_transfer_may_reach_it() {
         let plans = [0, 1].map(|host| HostPlan {
             config: config.clone(),
             scripts: vec![script(1, host), script(2, host)],
+            lacks_srqs: false,
         });
         // With this jitter, queue pairs overtake each other by far.
         let late = Duration::from_micros(300);

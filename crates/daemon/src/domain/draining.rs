@@ -27,6 +27,16 @@ impl<T> DrainingQps<T> {
         self.all.push_back((self.polled + self.holds, one));
     }
 
+    /// Returns whether there are no items.
+    pub(super) fn is_empty(&self) -> bool {
+        self.all.is_empty()
+    }
+
+    /// Returns all items, although some of their completions may not have been polled.
+    pub(super) fn take_all(&mut self) -> impl Iterator<Item = T> {
+        self.all.drain(..).map(|(_, one)| one)
+    }
+
     /// Returns the items that may go, after a poll that returned `count` completions. 0 means that the queue
     /// was empty.
     pub(super) fn polled(&mut self, count: usize) -> impl Iterator<Item = T> {

@@ -5,6 +5,7 @@ use headworks_client::{Reset, Vqpn};
 use headworks_verbs::{QpAttr, QpCaps, QpInit, QpState, QpType, Qpn, ResourceError};
 
 use super::{Domain, FailedGroup, Output, QpGroupEntry, QpGroupKey};
+use crate::own_receives::OwnReceives;
 use crate::qp_group::{QpGroup, QpRole};
 use crate::send_queue::SendQueue;
 
@@ -54,11 +55,20 @@ impl Domain {
         let seed = instance.wrapping_mul(0x9e37_79b9) ^ group.frames.qpn().raw();
         let bytes = self.config.frame_bytes;
         let started = group.start(self.device.info(), promised, bytes, seed);
-        started.map_err(|error| {
-            self.receive_shares.leave(promised.into());
+        if let Err(error) = started {
+            self.abandon(group, promised);
             tracing::warn!("cannot open a queue-pair group to another host: {error}");
-            Refusal::Unreachable
-        })?;
+            return Err(Refusal::Unreachable);
+        }
+        // The receives are announced to the peer, so they must be posted first. Only a started queue pair takes them.
+        let filled = self
+            .receives
+            .fill(group.frames.qp(), &mut group.own_receives);
+        if let Err(error) = filled {
+            self.abandon(group, promised);
+            tracing::warn!("cannot post the receives of a queue-pair group: {error}");
+            return Err(Refusal::Memory);
+        }
         let qpns = [group.frames.qpn(), group.bulk.qpn()];
         let last = self.instances.entry(key).or_default();
         *last = instance.max(*last);
@@ -73,6 +83,34 @@ impl Domain {
         Ok(at)
     }
 
+    /// Destroys a new group that cannot be opened, and takes its receives back.
+    fn abandon(&mut self, group: QpGroup, promised: u32) {
+        let own = self.destroy(group);
+        self.receives.reclaim(own);
+        self.receive_shares.leave(promised.into());
+    }
+
+    /// Destroys the queue pairs of a group. Returns the receives that they held, which the device does not use any more.
+    fn destroy(&self, mut group: QpGroup) -> OwnReceives {
+        let qpns = [group.frames.qpn(), group.bulk.qpn()];
+        let own = std::mem::take(&mut group.own_receives);
+        drop(group);
+        self.cq
+            .discard(&|completion| qpns.contains(&completion.qpn));
+        own
+    }
+
+    /// Drops a failed group, and frees what it held.
+    pub(super) fn drop_failed(&mut self, failed: FailedGroup) {
+        let FailedGroup { group, held, lost } = failed;
+        if self.receives.srq().is_none() {
+            let own = self.destroy(group);
+            self.receives.reclaim(own);
+            self.receive_shares.leave(held);
+        }
+        self.pool.drained(lost);
+    }
+
     fn admit(&mut self) -> Result<u32, Refusal> {
         loop {
             if let Some(promised) = self.receive_shares.admit() {
@@ -81,6 +119,11 @@ impl Domain {
             let more = self.config.receives;
             match self.receives.grow(&*self.device, &*self.pd, more) {
                 Ok(more) => self.receive_shares.grow(more),
+                // Failed groups still hold receives of their own.
+                Err(_) if self.receives.srq().is_none() && !self.dying.is_empty() => {
+                    let all: Vec<FailedGroup> = self.dying.take_all().collect();
+                    all.into_iter().for_each(|one| self.drop_failed(one));
+                }
                 Err(error) => {
                     tracing::warn!(
                         "cannot add receives for a queue-pair group: {error}; raise receives_max"
@@ -91,16 +134,23 @@ impl Domain {
         }
     }
 
-    fn make_group(&self, promised: u32) -> Result<QpGroup, ResourceError> {
-        let channel = |depth: u32, bytes: u32| {
+    fn make_group(&mut self, promised: u32) -> Result<QpGroup, ResourceError> {
+        let limits = &self.device.info().limits;
+        let (_, share) = self.config.receives_of_group(true, limits);
+        // Without a shared receive queue, each queue pair has a receive queue of so many receives.
+        let own = |most: u32| match self.receives.srq() {
+            Some(_) => 0,
+            None => most,
+        };
+        let channel = |depth: u32, bytes: u32, receives: u32| {
             let qp = self.pd.create_qp(&QpInit {
                 qp_type: QpType::Rc,
                 send_cq: self.cq.clone(),
                 recv_cq: self.cq.clone(),
-                srq: Some(self.receives.srq().clone()),
+                srq: self.receives.srq().cloned(),
                 caps: QpCaps {
                     max_send_wr: depth,
-                    max_recv_wr: 0,
+                    max_recv_wr: receives,
                     max_inline: 0,
                     ..QpCaps::default()
                 },
@@ -108,10 +158,13 @@ impl Domain {
             })?;
             SendQueue::new(&*self.device, &*self.pd, qp, depth, bytes)
         };
-        let frames = channel(self.config.frame_depth, self.config.frame_bytes)?;
-        // This queue pair carries no frames.
-        let bulk = channel(self.config.bulk_depth, 64)?;
-        Ok(QpGroup::new(frames, bulk, promised, self.config.quantum))
+        let (depth, bytes) = (self.config.frame_depth, self.config.frame_bytes);
+        let frames = channel(depth, bytes, own(share))?;
+        // This queue pair carries no frames and receives nothing. A device may refuse a receive queue of length 0.
+        let bulk = channel(self.config.bulk_depth, 64, own(1))?;
+        let own = self.receives.own(promised);
+        let quantum = self.config.quantum;
+        Ok(QpGroup::new(frames, bulk, promised, own, quantum))
     }
 
     /// Opens a group at the request of the other side, which has none or has lost the one numbered `known`.
@@ -237,7 +290,11 @@ impl Domain {
         self.by_key.remove(&failed.key);
         self.by_qpn.retain(|_, group| *group != at);
         self.active.retain(|group| *group != at);
-        self.receive_shares.leave(failed.group.credit.outstanding());
+        let held = failed.group.receives_held();
+        if self.receives.srq().is_some() {
+            // Receives that its queue pairs have taken come back when they complete, whichever group is there.
+            self.receive_shares.leave(held);
+        }
         let (group, instance) = (failed.key, failed.instance);
         self.outputs
             .push_back(Output::QpGroupDown { group, instance });
@@ -259,9 +316,36 @@ impl Domain {
         }
         // Completions of receives that its queue pairs have taken are still to be polled.
         self.dying.push(FailedGroup {
-            _group: failed,
+            group: failed,
+            held,
             lost: self.pool.take_lost(),
         });
+    }
+
+    /// Posts the receives that groups are owed, and promises them. Returns whether some could not be posted yet.
+    pub(super) fn refill(&mut self) -> bool {
+        let mut short = Vec::new();
+        for at in std::mem::take(&mut self.refill) {
+            let Some(entry) = self.groups.get_mut(at) else {
+                continue;
+            };
+            let group = &mut entry.group;
+            let own = &mut group.own_receives;
+            let (posted, outcome) = self.receives.post(group.frames.qp(), own);
+            group.credit.promise(posted);
+            if own.owed() > 0 {
+                short.push(at);
+            }
+            if let Err(error) = outcome {
+                tracing::warn!("a queue-pair group has failed: {error}");
+                self.fail(at, Reset::Unreachable);
+            } else if posted > 0 {
+                // The peer may wait to be told.
+                self.activate(at);
+            }
+        }
+        self.refill = short;
+        !self.refill.is_empty()
     }
 
     /// Notes that the group of a queue pair has carried a frame, in either direction.

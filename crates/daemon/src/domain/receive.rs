@@ -38,8 +38,14 @@ impl Domain {
             self.fail(at, Reset::Protocol);
             return;
         };
-        let more = self.receive_shares.used(group.credit.outstanding());
-        group.credit.promise(more);
+        let more = self.receive_shares.used(group.receives_held());
+        if self.receives.srq().is_some() {
+            // The step posts the used receive again before it sends anything.
+            group.credit.promise(more);
+        } else if group.own_receives.owe(more) {
+            // They are promised once they are posted.
+            self.refill.push(at);
+        }
         group.is_peer_short = header.is_short;
         group.awaits_peer = false;
         self.prove(at);

@@ -7,9 +7,10 @@ use headworks_runtime::ActorContext;
 use headworks_shm::ordered_copy::prefetch_object;
 use headworks_verbs::Status;
 
-use super::{Domain, DomainError, Output};
+use super::{Domain, DomainError, FailedGroup, Output};
 use crate::egress::SendStep;
 use crate::qp_group::QpRole;
+use crate::receives::ReceiveId;
 use crate::send_queue::OnCompletion;
 
 #[cfg(test)]
@@ -37,6 +38,7 @@ impl Domain {
         self.receives
             .flush()
             .map_err(crate::receives::GrowError::from)?;
+        was_busy |= self.refill();
         was_busy |= self.check_doorbells();
         if self.pool.is_active() || !self.moving_out.is_empty() {
             self.now = cx.now();
@@ -95,6 +97,7 @@ impl Domain {
     /// Returns whether there is no work until an application or a device makes some.
     pub fn is_idle(&self) -> bool {
         self.active.is_empty()
+            && self.refill.is_empty()
             && self
                 .sessions
                 .iter()
@@ -107,8 +110,15 @@ impl Domain {
         let polled = self.cq.poll(&mut completions);
         if let Ok(count) = polled {
             for completion in &completions[..count] {
+                let group = self.by_qpn.get(&completion.qpn).copied();
                 let receive = self.receives.of(completion.wr_id);
-                match self.by_qpn.get(&completion.qpn).copied() {
+                if let Some(receive) = receive
+                    && !self.completes(group, receive)
+                {
+                    continue;
+                }
+                let receive = receive.map(|one| one.number);
+                match group {
                     // The completion belongs to a group that has failed.
                     None => {}
                     Some(at) if completion.status != Status::Success => {
@@ -121,15 +131,28 @@ impl Domain {
                         None => self.retire(at, completion.qpn, completion.wr_id),
                     },
                 }
-                // Whichever group used the receive, it is posted again.
+                // Its bytes are copied to their place, so it can be posted again.
                 receive.into_iter().for_each(|one| self.receives.again(one));
             }
-            for failed in self.dying.polled(count) {
-                self.pool.drained(failed.lost);
-            }
+            let drained: Vec<FailedGroup> = self.dying.polled(count).collect();
+            drained.into_iter().for_each(|one| self.drop_failed(one));
         }
         self.completions = completions;
         Ok(polled? > 0)
+    }
+
+    /// Returns whether a receive has come back with this completion. Any completion returns a receive of the shared queue.
+    /// A queue pair's own receive must be one that the group holds. If the group has failed, all its receives come back
+    /// once it is drained.
+    fn completes(&mut self, group: Option<usize>, receive: ReceiveId) -> bool {
+        if self.receives.srq().is_some() {
+            return true;
+        }
+        let entry = group.and_then(|at| self.groups.get_mut(at));
+        entry.is_some_and(|entry| {
+            let own = &mut entry.group.own_receives;
+            own.complete(receive.queue, receive.number)
+        })
     }
 
     /// Handles the completion of requests on a group's queue pair.

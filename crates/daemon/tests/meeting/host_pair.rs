@@ -21,6 +21,8 @@ use headworks_shm::{Registry, SharedSegment, View};
 use headworks_softnic::SoftProvider;
 use headworks_verbs::{Access, Buffer, Device, Duration, Instant, Provider};
 
+use crate::without_srqs::without_srqs;
+
 thread_local! {
     /// Time of this thread's hosts.
     static NOW: Cell<Instant> = const { Cell::new(Instant::ZERO) };
@@ -86,7 +88,16 @@ impl HostPair {
 
     /// Two hosts whose daemons have these limits. The numbers of workers are those of the test.
     pub(crate) fn with_limits(identities: [Identity; 2], limits: &DaemonLimits) -> Self {
-        Self::made(identities, [0, 0], limits)
+        Self::made(identities, [0, 0], limits, [true; 2])
+    }
+
+    /// Two hosts whose devices have shared receive queues or not.
+    pub(crate) fn with_srqs(
+        identities: [Identity; 2],
+        limits: &DaemonLimits,
+        has_srqs: [bool; 2],
+    ) -> Self {
+        Self::made(identities, [0, 0], limits, has_srqs)
     }
 
     /// Two daemons of one machine, whose applications take direct connections.
@@ -106,10 +117,15 @@ impl HostPair {
 
     /// Two hosts whose devices are on these fabrics. Devices on different fabrics cannot reach each other.
     pub(crate) fn on_fabrics(identities: [Identity; 2], fabric_of: [usize; 2]) -> Self {
-        Self::made(identities, fabric_of, &DaemonLimits::default())
+        Self::made(identities, fabric_of, &DaemonLimits::default(), [true; 2])
     }
 
-    fn made(identities: [Identity; 2], fabric_of: [usize; 2], limits: &DaemonLimits) -> Self {
+    fn made(
+        identities: [Identity; 2],
+        fabric_of: [usize; 2],
+        limits: &DaemonLimits,
+        has_srqs: [bool; 2],
+    ) -> Self {
         let directories = [0, 1].map(|_| tempfile::tempdir().expect("a directory"));
         let providers = directories.each_ref().map(|directory| {
             let fabric = Registry::open_at(directory.path().join("fabric"));
@@ -120,7 +136,10 @@ impl HostPair {
             number += 1;
             let name = format!("soft:h{number}").parse().expect("a name");
             let provider = &providers[fabric_of[number - 1]];
-            let device = provider.open(&name).expect("a device");
+            let mut device = provider.open(&name).expect("a device");
+            if !has_srqs[number - 1] {
+                device = without_srqs(device);
+            }
             // One host has one worker, and the other has several.
             let limits = DaemonLimits {
                 workers: [1, 4][number - 1],

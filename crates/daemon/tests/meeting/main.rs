@@ -9,6 +9,8 @@ mod direct;
 mod host_pair;
 #[path = "receive_pool.rs"]
 mod receive_pool;
+#[path = "without_srqs.rs"]
+mod without_srqs;
 
 use std::net::IpAddr;
 
@@ -17,6 +19,7 @@ use headworks_client::connection::{Connection, Received};
 use headworks_client::control_block::Transfer;
 use headworks_client::socket_message::Refusal;
 use headworks_daemon::control::{Message, VERSION, VERSION_OLDEST};
+use headworks_daemon::limits::DaemonLimits;
 use headworks_daemon::{Output, PeerId};
 
 use headworks_verbs::Duration;
@@ -43,6 +46,43 @@ fn daemons_of_one_secret_meet_and_never_say_it() {
         let bytes = message.encode();
         let is_said = bytes.windows(ONE.len()).any(|part| part == ONE.as_bytes());
         assert!(!is_said, "{message:?}");
+    }
+}
+
+#[test]
+fn daemons_without_shared_receive_queues_carry_streams() {
+    for has_srqs in [[false, false], [false, true], [true, false]] {
+        let identities = [identity(0, Some(ONE)), identity(1, Some(ONE))];
+        let limits = DaemonLimits {
+            receives: 16,
+            receives_max: 64,
+            ..DaemonLimits::default()
+        };
+        let mut pair = HostPair::with_srqs(identities, &limits, has_srqs);
+        assert_eq!(pair.connect(), Ok(()));
+        let (mut near, mut far) = pair.ends();
+        for round in 0..100u8 {
+            let bytes = vec![round; 900];
+            for sender in [0, 1] {
+                let (from, to) = match sender {
+                    0 => (&mut near, &mut far),
+                    _ => (&mut far, &mut near),
+                };
+                from.refresh(pair.hosts[sender].application.slabs());
+                assert_eq!(from.sending.send(&bytes).map(|(sent, _)| sent), Ok(900));
+                let _ = from.nudge();
+                pair.settle();
+                to.refresh(pair.hosts[1 - sender].application.slabs());
+                let mut came = [0; 1000];
+                let (received, _) = to.receiving.recv(&mut came).unwrap();
+                assert_eq!(received, Received::Bytes(900));
+                assert_eq!(came[..900], bytes);
+            }
+        }
+        for host in &pair.hosts {
+            let counts = host.daemon.object_counts().next().expect("a domain").1;
+            assert!((1..=counts.receives).contains(&counts.promised));
+        }
     }
 }
 

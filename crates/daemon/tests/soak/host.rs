@@ -16,12 +16,15 @@ use headworks_shm::View;
 use headworks_verbs::{Access, Buffer, Device, Duration, Instant};
 
 use super::application::{Application, Outcome, Script};
+use super::without_srqs::without_srqs;
 
 /// Configuration of a host in a plan.
 #[derive(Clone, Debug)]
 pub(crate) struct HostPlan {
     pub(crate) config: DaemonLimits,
     pub(crate) scripts: Vec<Script>,
+    /// Whether the host's device has no shared receive queues.
+    pub(crate) lacks_srqs: bool,
 }
 
 /// Idle steps in a row between two records of what the applications wait for. A run that does not end shows the last.
@@ -115,7 +118,10 @@ impl Host {
         plan: HostPlan,
         ledger: Arc<Mutex<Ledger>>,
     ) -> Result<Self, ActorError> {
-        let device = part.open_device()?;
+        let mut device = part.open_device()?;
+        if plan.lacks_srqs {
+            device = without_srqs(device);
+        }
         plan.config.check()?;
         Ok(Self {
             number,

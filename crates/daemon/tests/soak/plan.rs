@@ -170,8 +170,8 @@ impl Plan {
         let count = random.within(2, 4) as usize;
         let mut breaks = false;
         let mut words = Vec::new();
-        let mut hosts: Vec<HostPlan> = (0..count)
-            .map(|_| {
+        let mut hosts: Vec<HostPlan> = (0..count as u64)
+            .map(|host| {
                 let config = config(random, workers);
                 let mut scripts = Vec::new();
                 let mut port = 1;
@@ -188,7 +188,12 @@ impl Plan {
                         port += 1;
                     }
                 }
-                HostPlan { config, scripts }
+                HostPlan {
+                    config,
+                    scripts,
+                    // The random numbers come from a stream of their own.
+                    lacks_srqs: Random::of(seed, &[2, host]).once_in(3),
+                }
             })
             .collect();
         let mut connections = 0;
@@ -256,6 +261,9 @@ impl Plan {
             words.push("an application gives up");
         }
         let storms = words.contains(&"storm");
+        if hosts.iter().any(|host| host.lacks_srqs) {
+            words.push("a host has no shared receive queues");
+        }
         let mut words = words.join(", ");
         let preset = match memory(seed, count, &mut faults) {
             Some((preset, memory)) => {

@@ -68,6 +68,7 @@ fn run(pool_bytes: u64) -> Ledger {
     let plans = scripts.map(|scripts| HostPlan {
         config: config.clone(),
         scripts,
+        lacks_srqs: false,
     });
     let limit = Duration::from_secs(10);
     let (ledger, not_ready) = scenario(plans.into(), Rules::new(1), 1, limit).unwrap();

@@ -4,12 +4,15 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
+use headworks_client::socket_message::Refusal;
 use headworks_client::{
-    ControlBlock, EgressWriter, Extent, IngressReader, Op, Operation, Rights, Slabs, Vqpn,
+    ControlBlock, EgressWriter, Extent, IngressReader, Op, Operation, Reset, Rights, Slabs, Vqpn,
 };
 use headworks_runtime::{ActorContext, StandaloneContext};
 use headworks_shm::Registry;
 use headworks_softnic::SoftProvider;
+use headworks_softnic::hostile::{FaultPoint, Rules, Verdict, rules};
+use headworks_verbs::interpose::{InterposedDevice, Interposer};
 use headworks_verbs::{Device, Instant, Provider};
 
 use crate::domain::{Domain, DomainId, Offer, Output, QpGroupKey};
@@ -43,14 +46,46 @@ fn key(own: usize) -> QpGroupKey {
     }
 }
 
+/// Changes nothing.
+struct Unwatched;
+
+impl Interposer for Unwatched {}
+
+/// The device as one that has no shared receive queues.
+fn without_srqs(inner: Arc<dyn Device>) -> Arc<dyn Device> {
+    let mut info = inner.info().clone();
+    (info.limits.max_srq, info.limits.max_srq_wr) = (0, 0);
+    Arc::new(InterposedDevice::with_info(
+        inner,
+        info,
+        Arc::new(Unwatched),
+    ))
+}
+
 impl TwoDomains {
     fn new(config: &DaemonLimits) -> Self {
+        Self::with_srqs(config, [true; 2])
+    }
+
+    /// Two domains whose devices have shared receive queues or not.
+    fn with_srqs(config: &DaemonLimits, has_srqs: [bool; 2]) -> Self {
+        Self::with_rules(config, has_srqs, None)
+    }
+
+    /// As [`TwoDomains::with_srqs`], with faults that these rules inject.
+    fn with_rules(config: &DaemonLimits, has_srqs: [bool; 2], rules: Option<Rules>) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let fabric = Registry::open_at(directory.path().join("fabric")).unwrap();
-        let provider = SoftProvider::on(fabric);
+        let mut provider = SoftProvider::on(fabric);
+        if let Some(rules) = rules {
+            provider = provider.with_rules(rules);
+        }
         let mut domains = [0, 1].map(|own| {
             let name = format!("soft:h{own}").parse().unwrap();
-            let device: Arc<dyn Device> = provider.open(&name).unwrap();
+            let mut device: Arc<dyn Device> = provider.open(&name).unwrap();
+            if !has_srqs[own as usize] {
+                device = without_srqs(device);
+            }
             let pd = device.alloc_pd().unwrap();
             let memory = SessionMemory::new(&device, &pd, config);
             let number = DomainId(own);
@@ -156,6 +191,11 @@ impl TwoDomains {
         assert_eq!(writer.write(self.block(0).0, bytes), Ok(bytes.len()));
         self.call();
         self.settle();
+        self.receive(reader, bytes);
+    }
+
+    /// Lets the second end's application receive `bytes`, which have come.
+    fn receive(&mut self, reader: &mut IngressReader, bytes: &[u8]) {
         let mut came = vec![0; bytes.len()];
         let pool = &self.domains[1].pool;
         let mut slabs = self.block(1).0.clone();
@@ -458,4 +498,166 @@ fn a_signal_slows_down_sends_and_writes_of_its_link_alone() {
         let again = load(&mut two, writes);
         assert!(again > free * 9 / 10, "writes {writes}: {again} of {free}");
     }
+}
+
+/// Checks that a domain with receives of its own has lost none, and has as many posted as its peers were promised.
+fn check_receives(domain: &Domain) {
+    assert!(domain.receives.srq().is_none());
+    let all = || domain.groups.iter().map(|(_, entry)| &entry.group);
+    for group in all() {
+        let held = group.own_receives.held() as u64;
+        assert_eq!(group.credit.outstanding(), held);
+    }
+    let held: usize = all().map(|group| group.own_receives.held()).sum();
+    let shares = &domain.receive_shares;
+    assert_eq!(shares.promised() as usize, held);
+    assert_eq!(shares.posted() as usize - held, domain.receives.idle());
+}
+
+#[test]
+fn domains_without_shared_receive_queues_exchange_messages() {
+    let config = DaemonLimits {
+        receives: 16,
+        receives_max: 32,
+        qp_group_floor: 4,
+        qp_group_share: 12,
+        ..DaemonLimits::default()
+    };
+    for has_srqs in [[false, false], [false, true], [true, false]] {
+        let mut two = TwoDomains::with_srqs(&config, has_srqs);
+        two.connect();
+        let mut near = two.writer();
+        let (slabs, block) = two.block(1);
+        let mut reader = IngressReader::new(slabs, &block).unwrap();
+        for round in 0..200u8 {
+            for len in [1, 300, 2000] {
+                two.send(&mut near, &mut reader, &vec![round; len]);
+            }
+            for own in (0..2).filter(|own| !has_srqs[*own]) {
+                check_receives(&two.domains[own]);
+            }
+        }
+        let group = &two.domains[1].groups[two.groups[1]].group;
+        assert!(group.credit.got() > 600);
+        assert_eq!(group.credit.outstanding(), 12, "the sender has its share");
+    }
+}
+
+#[test]
+fn a_receive_that_a_queue_pair_has_no_room_for_is_posted_and_promised_later() {
+    let config = DaemonLimits {
+        frame_bytes: 256,
+        receives: 16,
+        receives_max: 32,
+        qp_group_floor: 4,
+        qp_group_share: 12,
+        ..DaemonLimits::default()
+    };
+    // The device refuses each receive three times, except the first one of an empty queue.
+    let full =
+        rules::by(|event, _| (event.point == FaultPoint::PostReceive).then_some(Verdict::Refuse));
+    let rules = Rules::new(1).with(full);
+    let mut two = TwoDomains::with_rules(&config, [false; 2], Some(rules));
+    two.connect();
+    let mut near = two.writer();
+    let (slabs, block) = two.block(1);
+    let mut reader = IngressReader::new(slabs, &block).unwrap();
+    let mut waited = 0;
+    for round in 0..200u8 {
+        // These are more frames than the peer has promised receives.
+        let bytes = vec![round; 1900];
+        assert_eq!(near.write(two.block(0).0, &bytes), Ok(bytes.len()));
+        two.call();
+        while two.step(0) | two.step(1) {
+            for domain in two.domains.iter().filter(|one| !one.refill.is_empty()) {
+                waited += 1;
+                assert!(!domain.is_idle());
+                assert!(domain.receive_shares.promised() <= domain.receive_shares.posted());
+            }
+        }
+        two.receive(&mut reader, &bytes);
+        check_receives(&two.domains[0]);
+        check_receives(&two.domains[1]);
+    }
+    assert!(waited > 200, "{waited}");
+}
+
+/// Makes the first domain's peer send a frame that promises more than is allowed.
+fn send_illegal_frame(two: &mut TwoDomains) {
+    let group = &mut two.domains[1].groups[two.groups[1]].group;
+    let header = Header {
+        promised: u64::MAX,
+        ..Header::of(Kind::Tell)
+    };
+    let frames = group.channel(QpRole::Frames);
+    frames.frame(Vqpn::default(), &header, 0, OnCompletion::Nothing);
+    group.flush().unwrap();
+}
+
+#[test]
+fn a_group_that_dies_and_comes_back_gets_its_receives_back() {
+    // A group takes all receives at once.
+    let config = DaemonLimits {
+        receives: 16,
+        receives_max: 16,
+        qp_group_floor: 16,
+        qp_group_share: 16,
+        ..DaemonLimits::default()
+    };
+    let mut two = TwoDomains::with_srqs(&config, [false; 2]);
+    for round in 0..300 {
+        match round % 3 {
+            0 => two.domains[0].fail(two.groups[0], Reset::Unreachable),
+            1 => send_illegal_frame(&mut two),
+            // The second domain has lost its group, and the first one does not know yet.
+            _ => two.domains[1].fail(two.groups[1], Reset::Unreachable),
+        }
+        if round % 2 == 0 {
+            two.settle();
+            assert!(two.domains[0].groups.is_empty(), "round {round}");
+            assert!(two.domains[1].groups.is_empty(), "round {round}");
+            for domain in &two.domains {
+                assert_eq!(domain.receive_shares.promised(), 0, "round {round}");
+                assert_eq!(domain.receives.idle(), 16, "round {round}");
+            }
+        } else {
+            // The group comes back before any completion of the failed one is polled.
+            two.domains[0].fail(two.groups[0], Reset::Unreachable);
+        }
+        two.groups[0] = two.domains[0].qp_group(key(0), true).unwrap();
+        two.settle();
+        two.groups[1] = two.domains[1].qp_group(key(1), false).unwrap();
+        two.settle();
+        for (own, domain) in two.domains.iter().enumerate() {
+            assert!(domain.groups[two.groups[own]].group.is_proven());
+            check_receives(domain);
+        }
+    }
+    assert_eq!(two.domains[0].receive_shares.posted(), 16);
+}
+
+#[test]
+fn a_group_that_finds_no_receives_of_its_own_is_refused() {
+    let config = DaemonLimits {
+        receives: 16,
+        receives_max: 16,
+        qp_group_floor: 5,
+        qp_group_share: 16,
+        ..DaemonLimits::default()
+    };
+    let mut two = TwoDomains::with_srqs(&config, [false; 2]);
+    let domain = &mut two.domains[0];
+    let other = |peer| QpGroupKey {
+        peer,
+        domain: DomainId(7),
+    };
+    // The group of the two domains has five receives.
+    let second = domain.qp_group(other(10), true).unwrap();
+    domain.qp_group(other(11), true).unwrap();
+    assert_eq!(domain.qp_group(other(12), true), Err(Refusal::Limit));
+    check_receives(domain);
+    domain.fail(second, Reset::Unreachable);
+    domain.qp_group(other(12), true).unwrap();
+    assert_eq!(domain.qp_group(other(13), true), Err(Refusal::Limit));
+    check_receives(domain);
 }
