@@ -359,6 +359,13 @@ pub enum Op {
     },
 }
 
+impl Op {
+    /// Returns whether it is an atomic.
+    pub const fn is_atomic(&self) -> bool {
+        matches!(self, Self::CompareSwap { .. } | Self::FetchAdd { .. })
+    }
+}
+
 /// Local data of a send request.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Data {

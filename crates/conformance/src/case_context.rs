@@ -38,6 +38,8 @@ pub struct CaseContext<'w> {
     /// Required events that are known not to come.
     kept: Vec<(Host, Event)>,
     skipped: Option<String>,
+    /// Whether a device lacks something that not every device has.
+    lacks: bool,
 }
 
 /// Host and the device that it opened.
@@ -200,6 +202,7 @@ impl<'w> CaseContext<'w> {
             wait: None,
             kept: Vec::new(),
             skipped: None,
+            lacks: false,
         }
     }
 
@@ -288,7 +291,21 @@ impl<'w> CaseContext<'w> {
         }
         let reply = self.world.call(host, call.clone());
         self.handles.record_reply(host, &call, &reply);
+        self.note_what_lacks(&reply);
         reply
+    }
+
+    /// Marks the case as skipped if the device refused something because it has no such thing. What devices may lack is in
+    /// [`DeviceFacts`](crate::call::DeviceFacts); nothing else is excused.
+    fn note_what_lacks(&mut self, reply: &Reply) {
+        match reply {
+            Reply::Device(facts) => self.lacks |= facts.lacks_something(),
+            Reply::Each(replies) => replies.iter().for_each(|reply| self.note_what_lacks(reply)),
+            Reply::No(refusal) if self.lacks && refusal.kind == "Unsupported" => {
+                self.skipped.get_or_insert_with(|| refusal.text.clone());
+            }
+            _ => {}
+        }
     }
 
     /// Executes a call on a host. A refusal is an error of the case.
@@ -322,6 +339,7 @@ impl<'w> CaseContext<'w> {
         let replies = self.world.call_concurrently(filled.clone());
         for ((host, call), reply) in filled.iter().zip(&replies) {
             self.handles.record_reply(*host, call, reply);
+            self.note_what_lacks(reply);
         }
         Ok(replies)
     }

@@ -9,8 +9,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use headworks_runtime::DeviceOpener;
 use headworks_verbs::{
-    AddressHandle, BringUp, Buffer, CompletionChannel, CompletionQueue, Device, DeviceName,
-    ProtectionDomain, QueuePair, Region, SharedReceiveQueue,
+    Abilities, AddressHandle, BringUp, Buffer, CompletionChannel, CompletionQueue, Device,
+    DeviceName, ProtectionDomain, QueuePair, Region, SharedReceiveQueue,
 };
 
 use crate::call::{ByteCondition, Call, Id, Refusal, Reply};
@@ -47,6 +47,12 @@ struct State {
     qpns: BTreeMap<u32, Id>,
     cqs: BTreeMap<u32, Id>,
     srqs: BTreeMap<u32, Id>,
+    /// What the device has, and whether it takes inline payloads; known once it is open.
+    facts: Option<(Abilities, bool)>,
+    /// Domains of the queue pairs.
+    domains: BTreeMap<Id, Id>,
+    /// Memory for payloads that a case posts inline to a device that takes none.
+    outline: Vec<Region>,
 }
 
 #[derive(Clone)]

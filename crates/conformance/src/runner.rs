@@ -75,8 +75,8 @@ pub fn run_cases<W: World>(
                 println!("{name}: {} ok, {took} ms", case.name);
                 tally.ran += 1;
             }
-            (Ok(()), Some(why)) => skip(&mut tally, case.name, &why),
-            (Err(seen), _) => {
+            (_, Some(why)) => skip(&mut tally, case.name, &why),
+            (Err(seen), None) => {
                 println!("{name}: {} FAILED after {took} ms: {seen}", case.name);
                 tally.failed.push(case.name);
             }

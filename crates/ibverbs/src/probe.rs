@@ -19,6 +19,8 @@ const INLINES: [u32; 10] = [1024, 512, 384, 256, 192, 128, 64, 32, 16, 0];
 pub(crate) struct Findings {
     /// The longest inline payload.
     pub(crate) max_inline: u32,
+    /// Whether the device has queue pairs of type UC, and of type UD.
+    pub(crate) has: [bool; 2],
     /// Whether memory can only be registered with relaxed ordering.
     pub(crate) registers_relaxed: bool,
     /// The answer on the order of data; `None` if the device was not asked.
@@ -62,7 +64,13 @@ pub(crate) fn examine(
     let data_in_order = qp
         .filter(|_| quirks.answers_data_in_order)
         .and_then(|qp| data_in_order(&qp, port));
+    let has = [abi::QPT_UC, abi::QPT_UD].map(|qp_type| match smallest_qp(&pd, &cq, qp_type) {
+        Ok(_) => true,
+        // A lack of memory says nothing of the type.
+        Err(error) => !is_unsupported(&error),
+    });
     Ok(Findings {
+        has,
         max_inline: if quirks.honours_inline { asked } else { 0 },
         registers_relaxed: registers_relaxed(&pd, port),
         data_in_order,
@@ -106,6 +114,22 @@ fn first_qp(
         }
     }
     Err(refused)
+}
+
+/// Makes the smallest queue pair of this type.
+fn smallest_qp(
+    pd: &Object<abi::Pd>,
+    cq: &Object<abi::Cq>,
+    qp_type: i32,
+) -> io::Result<Object<abi::Qp>> {
+    let mut caps = abi::QpCap {
+        max_send_wr: 1,
+        max_recv_wr: 1,
+        max_send_sge: 1,
+        max_recv_sge: 1,
+        max_inline_data: 0,
+    };
+    pd.create_qp(qp_type, (cq, cq), None, &mut caps, false)
 }
 
 /// Connects the queue pair with itself, because a device answers for a connected one only, and asks whether the bytes of a WRITE

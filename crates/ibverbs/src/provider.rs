@@ -25,7 +25,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use headworks_verbs::{Device, DeviceInfo, DeviceLimits, DeviceName, OpenError, Provider};
+use headworks_verbs::{
+    Abilities, Atomics, Device, DeviceInfo, DeviceLimits, DeviceName, OpenError, Provider,
+};
 
 use crate::abi;
 use crate::attributes::Port;
@@ -262,6 +264,7 @@ fn find(api: &Api, sysfs: &Path, name: &DeviceName) -> Result<FoundDevice, OpenE
             );
             Findings {
                 max_inline: 0,
+                has: [true; 2],
                 registers_relaxed: false,
                 data_in_order: None,
             }
@@ -293,6 +296,15 @@ fn find(api: &Api, sysfs: &Path, name: &DeviceName) -> Result<FoundDevice, OpenE
         numa_node: numa_node(&sysfs),
         limits,
         promises,
+        abilities: Abilities {
+            uc: findings.has[0],
+            ud: findings.has[1],
+            atomics: match device.atomic_cap {
+                abi::ATOMIC_NONE => Atomics::None,
+                abi::ATOMIC_GLOB => Atomics::Global,
+                _ => Atomics::Device,
+            },
+        },
     };
     let traits = DeviceTraits {
         region_bytes: device.max_mr_size,

@@ -48,8 +48,12 @@ pub(crate) struct IbvQp {
 impl IbvQp {
     pub(crate) fn create(pd: &Arc<Pd>, init: &QpInit) -> Result<Self, ResourceError> {
         let context = &pd.context;
+        let abilities = context.info().abilities;
+        let lacks = |what| Err(ResourceError::Unsupported { what });
         let code = match init.qp_type {
             QpType::Rc => abi::QPT_RC,
+            QpType::Uc if !abilities.uc => return lacks("unreliable connections (UC)"),
+            QpType::Ud if !abilities.ud => return lacks("datagrams (UD)"),
             QpType::Uc => abi::QPT_UC,
             QpType::Ud => abi::QPT_UD,
             _ => {

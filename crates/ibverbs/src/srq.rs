@@ -25,6 +25,10 @@ impl IbvSrq {
     pub(crate) fn create(pd: &Arc<Pd>, init: &SrqInit) -> Result<Self, ResourceError> {
         let context = &pd.context;
         let limits = &context.info().limits;
+        if limits.max_srq == 0 || limits.max_srq_wr == 0 {
+            let what = "shared receive queues";
+            return Err(ResourceError::Unsupported { what });
+        }
         ResourceError::check("receives", init.max_wr, 1..=limits.max_srq_wr)?;
         let what = "scatter/gather entries of a receive";
         ResourceError::check(what, init.max_sge, 0..=limits.max_sge)?;

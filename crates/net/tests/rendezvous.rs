@@ -70,6 +70,7 @@ fn device() -> DeviceInfo {
         gid: Gid([1; 16]),
         lid: None,
         roce: None,
+        abilities: headworks_verbs::Abilities::ALL,
         pkey: None,
         mtu: Mtu::B4096,
         numa_node: None,

@@ -216,6 +216,7 @@ fn info(name: &DeviceName, preset: &Preset) -> DeviceInfo {
         gid: headworks_verbs::Gid::default(),
         lid: None,
         roce: None,
+        abilities: headworks_verbs::Abilities::ALL,
         pkey: None,
         mtu,
         numa_node: None,

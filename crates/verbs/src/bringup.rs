@@ -619,6 +619,7 @@ pub(crate) mod tests {
             gid,
             lid: Lid::new(lid),
             roce: None,
+            abilities: crate::Abilities::ALL,
             pkey: None,
             mtu: Mtu::B4096,
             driver: None,

@@ -86,6 +86,40 @@ pub struct DeviceInfo {
     pub limits: DeviceLimits,
     /// The device's guarantees beyond the specification.
     pub promises: Promises,
+    /// What the device has of the parts of verbs that not every device has.
+    pub abilities: Abilities,
+}
+
+/// Parts of verbs that not every device has. All devices have reliable connections (RC).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Abilities {
+    /// Whether it has unreliable connections (UC).
+    pub uc: bool,
+    /// Whether it has datagrams (UD).
+    pub ud: bool,
+    /// With what its atomics are atomic.
+    pub atomics: Atomics,
+}
+
+impl Abilities {
+    /// Everything there is.
+    pub const ALL: Self = Self {
+        uc: true,
+        ud: true,
+        atomics: Atomics::Global,
+    };
+}
+
+/// With what atomics of a device are atomic.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Atomics {
+    /// The device has none.
+    None,
+    /// With each other, if the same device executes them. A processor's atomics on the same word may break them, and they may break
+    /// the processor's.
+    Device,
+    /// With all others, those of processors included.
+    Global,
 }
 
 /// An event that no completion reports.

@@ -47,8 +47,8 @@ pub use completion::{
 pub use counters::{CqCounters, QpCounters};
 pub use datagram::{AddressHandle, AhInit, AhKey, Destination, GRH_BYTES, Grh};
 pub use device::{
-    AsyncEvent, Device, DeviceInfo, DeviceLimits, DeviceOpener, Promises, ProtectionDomain,
-    Provider,
+    Abilities, AsyncEvent, Atomics, Device, DeviceInfo, DeviceLimits, DeviceOpener, Promises,
+    ProtectionDomain, Provider,
 };
 pub use device_name::{DeviceName, NameError};
 pub use error::{ModifyError, OpenError, PollError, PostError, PostErrorKind, ResourceError};

@@ -1,8 +1,8 @@
 //! Serialization of the types of `verbs`, as their numeric codes.
 
 use headworks_verbs::{
-    Access, DeviceLimits, Instant, Mtu, Opcode, Promises, QpAttr, QpCaps, QpState, QpType,
-    RnrTimer, Status,
+    Abilities, Access, Atomics, DeviceLimits, Instant, Mtu, Opcode, Promises, QpAttr, QpCaps,
+    QpState, QpType, RnrTimer, Status,
 };
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -48,6 +48,22 @@ written!(promises: Promises as (bool, bool, u32),
     ordered_between_writes,
     atomic_aligned_8,
     in_order_within_write,
+}));
+written!(abilities: Abilities as (bool, bool, u8),
+|a| (a.uc, a.ud, match a.atomics {
+    Atomics::None => 0,
+    Atomics::Device => 1,
+    Atomics::Global => 2,
+}),
+|(uc, ud, atomics)| Some(Abilities {
+    uc,
+    ud,
+    atomics: match atomics {
+        0 => Atomics::None,
+        1 => Atomics::Device,
+        2 => Atomics::Global,
+        _ => return None,
+    },
 }));
 written!(caps: QpCaps as [u32; 5],
 |c| [c.max_send_wr, c.max_recv_wr, c.max_send_sge, c.max_recv_sge, c.max_inline],

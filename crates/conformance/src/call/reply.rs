@@ -1,7 +1,8 @@
 //! Replies to calls.
 
 use headworks_verbs::{
-    DeviceLimits, Instant, Mtu, Opcode, PollError, PostError, Promises, QpState, Status,
+    Abilities, Atomics, DeviceLimits, Instant, Mtu, Opcode, PollError, PostError, Promises,
+    QpState, Status,
 };
 use serde::{Deserialize, Serialize};
 
@@ -76,6 +77,22 @@ pub struct DeviceFacts {
     /// Promises of the device.
     #[serde(with = "codec::promises")]
     pub promises: Promises,
+    /// What the device has of the parts of verbs that not every device has.
+    #[serde(with = "codec::abilities")]
+    pub abilities: Abilities,
+}
+
+impl DeviceFacts {
+    /// Returns whether the device lacks something that not every device has.
+    pub fn lacks_something(&self) -> bool {
+        self.abilities
+            != Abilities {
+                atomics: self.abilities.atomics,
+                ..Abilities::ALL
+            }
+            || self.abilities.atomics == Atomics::None
+            || self.limits.max_srq == 0
+    }
 }
 
 /// Reason for a refusal.

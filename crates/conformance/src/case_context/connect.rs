@@ -1,6 +1,6 @@
 //! Creates fixtures and moves their queue pairs between states.
 
-use headworks_verbs::{Psn, QpAttr, QpState};
+use headworks_verbs::{Psn, QpAttr, QpCaps, QpState};
 
 use super::{CaseContext, Host, QpFixture, QpOptions};
 use crate::Verdict;
@@ -53,6 +53,16 @@ impl CaseContext<'_> {
         options: &QpOptions,
     ) -> Result<QpFixture, Refusal> {
         let device = host.device;
+        let mut caps = options.caps;
+        if caps.max_inline == QpCaps::default().max_inline {
+            // A case that asks for no certain length takes what there is.
+            let most = self
+                .facts(host)
+                .map_err(Refusal::mistake)?
+                .limits
+                .max_inline;
+            caps.max_inline = caps.max_inline.min(most);
+        }
         let [channel, send_cq, recv_cq] = [self.new_id(), self.new_id(), self.new_id()];
         let [buffer, region, qp] = [self.new_id(), self.new_id(), self.new_id()];
         let cq = |cq| Call::CreateCq {
@@ -91,7 +101,7 @@ impl CaseContext<'_> {
                 send_cq,
                 recv_cq,
                 srq,
-                caps: options.caps,
+                caps,
                 signal_all: options.signal_all,
             }),
         ];

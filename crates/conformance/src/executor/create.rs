@@ -126,7 +126,10 @@ impl CallExecutor {
             mtu: info.mtu,
             limits: info.limits,
             promises: info.promises,
+            abilities: info.abilities,
         };
+        let copies = info.limits.max_inline > 0;
+        self.state().facts = Some((info.abilities, copies));
         self.keep(device, Object::Device(opened))?;
         Ok(Reply::Device(facts))
     }
@@ -147,6 +150,7 @@ impl CallExecutor {
             caps: *queue.caps(),
         };
         self.state().qpns.insert(queue.qpn().raw(), plan.qp);
+        self.state().domains.insert(plan.qp, plan.pd);
         let qp = Qp { queue, up: None };
         self.keep(plan.qp, Object::Qp(Arc::new(Mutex::new(qp))))?;
         Ok(reply)

@@ -5,11 +5,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use headworks_verbs::bringup::ConnectionParams;
 use headworks_verbs::datagram::{AhKey, Destination};
 use headworks_verbs::{
-    BringUp, Gid, Lid, Payload, PostError, PostErrorKind, QpAttr, Qpn, RecvWr, RemoteAddr,
-    SendFlags, SendOp, SendWr, Sge,
+    Access, Atomics, BringUp, Buffer, Gid, HeapBuffer, Lid, Payload, PostError, PostErrorKind,
+    QpAttr, Qpn, RecvWr, RemoteAddr, ResourceError, SendFlags, SendOp, SendWr, Sge,
 };
 
 use super::{Answer, CallExecutor, Object, Qp};
+use crate::buffer_access;
 use crate::call::{
     Call, Data, Id, Op, Peer, Piece, PortAddress, Receive, Refusal, Remote, Reply, Send,
 };
@@ -32,7 +33,10 @@ impl CallExecutor {
             }
             Call::State { qp } => Ok(Reply::State(lock(&self.qp(*qp)?).queue.state())),
             Call::PostSend { qp, chain } => {
-                let pieces = self.gathers(chain)?;
+                if self.lacks_atomics() && chain.iter().any(|send| send.op.is_atomic()) {
+                    return Err(Refusal::of(&ResourceError::Unsupported { what: "atomics" }));
+                }
+                let pieces = self.gathers(*qp, chain)?;
                 let wrs = self.requests(chain, &pieces)?;
                 let qp = self.qp(*qp)?;
                 let mut qp = lock(&qp);
@@ -129,12 +133,39 @@ impl CallExecutor {
         pieces.iter().map(sge).collect()
     }
 
-    fn gathers(&self, chain: &[Send]) -> Result<Vec<Vec<Sge>>, Refusal> {
+    fn lacks_atomics(&self) -> bool {
+        let facts = self.state().facts;
+        facts.is_some_and(|(abilities, _)| abilities.atomics == Atomics::None)
+    }
+
+    /// Whether payloads that a case posts inline must lie in registered memory, because the device takes none.
+    fn posts_outline(&self) -> bool {
+        self.state().facts.is_some_and(|(_, copies)| !copies)
+    }
+
+    /// The entries of each request of a chain for the queue pair `qp`.
+    fn gathers(&self, qp: Id, chain: &[Send]) -> Result<Vec<Vec<Sge>>, Refusal> {
+        let outline = self.posts_outline();
         let sges = |send: &Send| match &send.data {
             Data::Gather(pieces) => self.sges(pieces),
+            Data::Inline(bytes) if outline && !bytes.is_empty() => self.outline(qp, bytes),
             Data::Inline(_) => Ok(Vec::new()),
         };
         chain.iter().map(sges).collect()
+    }
+
+    /// Puts bytes into registered memory of the queue pair's domain, which is kept.
+    fn outline(&self, qp: Id, bytes: &[u8]) -> Result<Vec<Sge>, Refusal> {
+        let pd = self.state().domains.get(&qp).copied();
+        let pd = self.pd(pd.ok_or_else(|| Refusal::mistake("a queue pair without a domain"))?)?;
+        let buffer: Arc<dyn Buffer> = HeapBuffer::new(bytes.len().max(8));
+        buffer_access::write(&buffer, 0, bytes.len(), |at| bytes[at]);
+        let region = pd
+            .register(&buffer, Access::NONE)
+            .map_err(|e| Refusal::of(&e))?;
+        let sge = region.sge(0, bytes.len() as u32);
+        self.state().outline.push(region);
+        Ok(vec![sge])
     }
 
     fn requests<'a>(
@@ -148,6 +179,7 @@ impl CallExecutor {
                 wr_id: send.wr_id,
                 op: self.op(&send.op)?,
                 payload: match &send.data {
+                    Data::Inline(_) if !sges.is_empty() => Payload::Gather(sges),
                     Data::Gather(_) => Payload::Gather(sges),
                     Data::Inline(bytes) => Payload::Inline(bytes),
                 },

@@ -63,7 +63,10 @@ unsafe fn inline_bytes<'a>(sges: &[Sge], gathered: &'a mut Vec<u8>) -> &'a [u8] 
 /// # Safety
 ///
 /// The address handle of a datagram is one.
-unsafe fn operation(wr: &abi::SendWr, is_datagrams: bool) -> Result<SendOp, Errno> {
+unsafe fn operation(
+    wr: &abi::SendWr,
+    (pd, is_datagrams): (&PdObject, bool),
+) -> Result<SendOp, Errno> {
     let imm = u32::from_be(wr.imm_data);
     // SAFETY: each field of the union is numbers and pointers, of which any bits are a value.
     let (rdma, atomic, ud) = unsafe { (wr.wr.rdma, wr.wr.atomic, wr.wr.ud) };
@@ -75,6 +78,10 @@ unsafe fn operation(wr: &abi::SendWr, is_datagrams: bool) -> Result<SendOp, Errn
             opcode::SEND_IMM => Ok(SendOp::SendToImm(to, imm)),
             _ => Err(Errno::INVALID),
         };
+    }
+    let is_atomic = matches!(wr.opcode, opcode::COMPARE_SWAP | opcode::FETCH_ADD);
+    if is_atomic && pd.about.manners.has(Manner::Atomics(abi::ATOMIC_NONE)) {
+        return Err(Errno::INVALID);
     }
     let word = RemoteAddr {
         addr: atomic.remote_addr,
@@ -140,7 +147,7 @@ unsafe fn send_wr<'a>(
             wr.send_flags & abi::SEND_INLINE != 0 && !pd.about.manners.has(Manner::IgnoresInline);
         Ok(SendWr {
             wr_id: wr.wr_id,
-            op: operation(wr, is_datagrams)?,
+            op: operation(wr, (pd, is_datagrams))?,
             payload: match is_inline {
                 false => Payload::Gather(sges),
                 true => Payload::Inline(inline_bytes(sges, gathered)),

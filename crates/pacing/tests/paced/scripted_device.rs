@@ -274,6 +274,7 @@ impl Script {
                 gid: Gid::default(),
                 lid: None,
                 roce: None,
+                abilities: headworks_verbs::Abilities::ALL,
                 pkey: None,
                 mtu: Mtu::default(),
                 numa_node: None,

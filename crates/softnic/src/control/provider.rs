@@ -106,6 +106,7 @@ pub(crate) fn info(name: &DeviceName) -> DeviceInfo {
         gid: host_gid(host),
         lid: None,
         roce: None,
+        abilities: headworks_verbs::Abilities::ALL,
         pkey: None,
         mtu: Mtu::B4096,
         numa_node: None,
