@@ -6,7 +6,7 @@
 //! | `system_info` | reads `/proc` and `/sys`, and asks the libraries which devices can be used, and how |
 //! | `environment` | reads what the software device depends on: the registry's place, namespaces, control groups, sandboxes |
 //! | `soft_device` | opens the software device and moves a message |
-//! | `advice` | derives the findings from these facts alone; `advice::rdma_device` for one RDMA device, `advice::environment` for the software device |
+//! | `advice` | derives the findings from these facts alone; `advice::rdma_device` for one RDMA device, `advice::rdma_port` for the tables and counters of its port, `advice::environment` for the software device |
 
 mod advice;
 mod environment;
@@ -39,7 +39,7 @@ pub(crate) fn run(device: Option<&DeviceName>, as_json: bool) -> anyhow::Result<
             _ => devices::choice(&format!("{}:{name}", rdma::KIND).parse()?),
         },
     };
-    let mut facts = SystemInfo::read(root, libraries, only);
+    let mut facts = SystemInfo::read(root, libraries, device);
     if device.is_none() {
         facts.soft = Some(soft_device::check());
     }
@@ -104,6 +104,9 @@ fn in_text(finding: &Finding) -> String {
     if let Some(why) = &finding.why {
         text.push_str(&format!("                       {why}\n"));
     }
+    for detail in &finding.details {
+        text.push_str(&format!("                       {detail}\n"));
+    }
     if let Some(mend) = &finding.mend {
         text.push_str(&format!("                       $ {mend}\n"));
     }
@@ -122,6 +125,7 @@ fn in_json(findings: &[Finding]) -> Value {
             "verdict": verdict(finding.verdict),
             "found": finding.found,
             "why": finding.why,
+            "details": finding.details,
             "mend": finding.mend,
         })
     });

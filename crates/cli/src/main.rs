@@ -13,8 +13,10 @@ mod pace;
 mod patterns;
 mod pipe;
 mod progress;
+mod rdma_facts;
 mod sim;
 mod stderr_log;
+mod system_files;
 mod top;
 mod verbs;
 
