@@ -10,17 +10,26 @@ use crate::exit_status::print;
 
 /// Lists the available devices; with `all`, all that they declare.
 pub(crate) fn list(all: bool, as_json: bool) -> anyhow::Result<()> {
-    let devices = headworks::devices().context("listing the devices")?;
     if as_json {
-        let list: Vec<_> = devices.iter().map(in_json).collect();
+        let list: Vec<_> = devices()?.iter().map(in_json).collect();
         return print(&format!("{:#}\n", Value::Array(list)));
     }
+    print(&text(all)?)
+}
+
+/// Describes the available devices; with `all`, says all that they declare.
+pub(crate) fn text(all: bool) -> anyhow::Result<String> {
+    let devices = devices()?;
     let described = if all { in_full } else { in_short };
     let mut text: String = devices.iter().map(described).collect();
     for kind in headworks::devices::missing_libraries() {
         let _ = writeln!(text, "{kind}");
     }
-    print(&text)
+    Ok(text)
+}
+
+fn devices() -> anyhow::Result<Vec<DeviceInfo>> {
+    headworks::devices().context("listing the devices")
 }
 
 fn in_short(device: &DeviceInfo) -> String {
