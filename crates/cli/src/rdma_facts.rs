@@ -82,9 +82,16 @@ impl NameOptions {
     }
 }
 
-/// Returns the index of the partition key that connections use.
-pub(crate) fn pkey_index(_choice: &Choice, options: NameOptions) -> u16 {
-    options.pkey_index.unwrap_or(0)
+/// Returns the index of the partition key that connections use, and the key if the table has one there.
+pub(crate) fn pkey(
+    _choice: &Choice,
+    facts: &PortFacts,
+    options: NameOptions,
+) -> (u16, Option<PartitionKey>) {
+    // The provider's rule.
+    let index = options.pkey_index.unwrap_or(0);
+    let mut table = facts.pkeys.iter();
+    (index, table.find(|entry| entry.index == index).copied())
 }
 
 /// Traffic class that connections of a port have.

@@ -264,11 +264,15 @@ const COUNTERS: &[(&str, CounterKind, &str)] = &[
 
 /// Describes a partition key: `0x8001, full membership`.
 pub(crate) fn pkey(entry: PartitionKey) -> String {
-    let membership = match entry.is_full() {
-        true => "full",
-        false => "limited",
-    };
-    format!("{:#06x}, {membership} membership", entry.key)
+    format!("{:#06x}, {}", entry.key, membership(entry))
+}
+
+/// Describes the membership in a partition.
+pub(crate) fn membership(entry: PartitionKey) -> &'static str {
+    match entry.is_full() {
+        true => "full membership",
+        false => "limited membership",
+    }
 }
 
 /// Describes an entry of a GID table: `::ffff:192.0.2.1, RoCE v2, eth0`.

@@ -8,7 +8,7 @@ use super::Finding;
 use super::Verdict::{Broken, Improvable};
 use super::rdma_device::net;
 use crate::rdma_facts::in_words::{self, CounterKind};
-use crate::rdma_facts::{Counter, pkey_index, traffic_class};
+use crate::rdma_facts::{Counter, pkey, traffic_class};
 
 /// Traffic class of RoCE in the settings that vendors recommend: DSCP 26, and ECN on.
 const CLASS_OF_ROCE: u8 = 106;
@@ -40,9 +40,9 @@ pub(super) fn gids(nic: &Nic, choice: &Choice, port: Option<&Port>) -> Vec<Strin
 /// Partition of connections. Only InfiniBand has more than the default one.
 fn partition(nic: &Nic, choice: &Choice, port: Option<&Port>) -> Option<Finding> {
     let check = "partition";
-    let table = &port?.facts.pkeys;
-    let index = pkey_index(choice, nic.options);
-    let used = table.iter().find(|entry| entry.index == index);
+    let facts = &port?.facts;
+    let table = &facts.pkeys;
+    let (index, used) = pkey(choice, facts, nic.options);
     let full = table.iter().find(|entry| entry.is_full());
     if table.is_empty() {
         return None;
@@ -53,11 +53,11 @@ fn partition(nic: &Nic, choice: &Choice, port: Option<&Port>) -> Option<Finding>
     let is_infiniband = matches!(choice.network, Network::Infiniband(_));
     let finding = match used {
         Some(entry) if entry.is_full() || !is_infiniband => {
-            let found = format!("{place}, {}", in_words::pkey(*entry));
+            let found = format!("{place}, {}", in_words::pkey(entry));
             return Some(Finding::good(check, found).with(others));
         }
         Some(entry) => {
-            let found = format!("{place}, {}", in_words::pkey(*entry));
+            let found = format!("{place}, {}", in_words::pkey(entry));
             Finding::bad(Improvable, check, found)
                 .because("a limited member of a partition reaches full members only, so two limited members do not connect")
         }
