@@ -72,14 +72,7 @@ pub(crate) enum Command {
     ///
     /// Without DEVICE it also opens a software device in the user's registry, moves a message, and checks what a
     /// container may restrict. Exit code 1 if something keeps a device from working.
-    Doctor {
-        /// Check only this RDMA device, ibv:NAME[,key=value…], and what affects it.
-        #[arg(value_parser = device)]
-        device: Option<DeviceName>,
-        /// Print JSON for programs: an array of the findings.
-        #[arg(long)]
-        json: bool,
-    },
+    Doctor(Doctor),
     /// Watch a live fabric or daemon from outside: processes, queue pairs, applications, counters, rates.
     ///
     /// On a terminal it refreshes until Ctrl-C. Elsewhere, or with --json or --count, it prints once or
@@ -110,6 +103,25 @@ pub(crate) enum Command {
     /// It runs until Ctrl-C or SIGTERM. Applications attach with the service module of the headworks crate.
     /// Daemons of other hosts connect to its address.
     Daemon(Daemon),
+}
+
+/// Options of `headworks doctor`.
+#[derive(clap::Args)]
+pub(crate) struct Doctor {
+    /// Check only this RDMA device, ibv:NAME[,key=value…], and what affects it.
+    #[arg(value_parser = device)]
+    pub(crate) device: Option<DeviceName>,
+    /// Print JSON for programs: an array of the findings.
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Write what a bug report needs to FILE, a new tar archive, and list what is in it: the findings, the devices,
+    /// versions, settings of the kernel and its RDMA modules, every attribute and counter of RDMA devices. Names of
+    /// hosts and users, addresses and serial numbers are replaced by placeholders.
+    #[arg(long, value_name = "FILE", conflicts_with = "json")]
+    pub(crate) bundle: Option<PathBuf>,
+    /// Keep names, addresses and serial numbers in the bundle.
+    #[arg(long, requires = "bundle")]
+    pub(crate) with_addresses: bool,
 }
 
 /// Options of `headworks top`.

@@ -1,26 +1,49 @@
 //! `headworks devices`.
 
 use std::fmt::Write;
+use std::path::Path;
 
 use anyhow::Context;
+use headworks::rdma;
 use headworks::verbs::DeviceInfo;
 use serde_json::{Value, json};
 
 use crate::exit_status::print;
+use port::PortReport;
+
+mod port;
 
 /// Lists the available devices; with `all`, all that they declare.
 pub(crate) fn list(all: bool, as_json: bool) -> anyhow::Result<()> {
-    let devices = headworks::devices().context("listing the devices")?;
     if as_json {
-        let list: Vec<_> = devices.iter().map(in_json).collect();
+        let list: Vec<_> = devices()?.iter().map(in_json).collect();
         return print(&format!("{:#}\n", Value::Array(list)));
     }
+    print(&text(all)?)
+}
+
+/// Describes the available devices; with `all`, says all that they declare.
+pub(crate) fn text(all: bool) -> anyhow::Result<String> {
+    let devices = devices()?;
     let described = if all { in_full } else { in_short };
     let mut text: String = devices.iter().map(described).collect();
     for kind in headworks::devices::missing_libraries() {
         let _ = writeln!(text, "{kind}");
     }
-    print(&text)
+    Ok(text)
+}
+
+/// Returns how the port of a device of libibverbs is used; `None` for other devices, and if it vanished.
+fn port_report(device: &DeviceInfo) -> Option<PortReport> {
+    if device.name.kind() != rdma::KIND {
+        return None;
+    }
+    let choice = headworks::devices::choice(&device.name).ok()?;
+    Some(PortReport::read(Path::new("/"), &device.name, choice))
+}
+
+fn devices() -> anyhow::Result<Vec<DeviceInfo>> {
+    headworks::devices().context("listing the devices")
 }
 
 fn in_short(device: &DeviceInfo) -> String {
@@ -155,6 +178,9 @@ fn in_full(device: &DeviceInfo) -> String {
     for (name, value, what) in said {
         line(name, value, what);
     }
+    for (name, value, what) in port_report(device).iter().flat_map(PortReport::lines) {
+        line(name, value, &what);
+    }
     for (name, value, what) in limits(device) {
         line(name, value.to_string(), what);
     }
@@ -179,6 +205,8 @@ fn in_json(device: &DeviceInfo) -> Value {
         "lid": device.lid.map(headworks::verbs::Lid::raw),
         "mtu": device.mtu.bytes(),
         "numa_node": device.numa_node,
+        // Null unless it is a device of libibverbs.
+        "port": port_report(device).map(|port| port.in_json()),
         "limits": limits,
         "promises": {
             "ordered_between_writes": promises.ordered_between_writes,

@@ -6,9 +6,11 @@
 //! | `system_info` | reads `/proc` and `/sys`, and asks the libraries which devices can be used, and how |
 //! | `environment` | reads what the software device depends on: the registry's place, namespaces, control groups, sandboxes |
 //! | `soft_device` | opens the software device and moves a message |
-//! | `advice` | derives the findings from these facts alone; `advice::rdma_device` for one RDMA device, `advice::environment` for the software device |
+//! | `bundle` | writes what a bug report needs to an archive |
+//! | `advice` | derives the findings from these facts alone; `advice::rdma_device` for one RDMA device, `advice::rdma_port` for the tables and counters of its port, `advice::environment` for the software device |
 
 mod advice;
+mod bundle;
 mod environment;
 mod soft_device;
 mod system_info;
@@ -19,13 +21,18 @@ use headworks::verbs::{DeviceName, OpenError};
 use headworks::{devices, rdma};
 use serde_json::{Value, json};
 
+use crate::args::Doctor;
 use crate::exit_status::{Exit, FAILED, bad_input, print};
 use advice::{Finding, Verdict};
 use system_info::{RdmaLibraries, SystemInfo};
 
-/// Checks this machine, or one device if it is named, and prints the findings. Fails if something keeps a
-/// device from working.
-pub(crate) fn run(device: Option<&DeviceName>, as_json: bool) -> anyhow::Result<()> {
+/// Checks this machine, or one device if it is named, and prints the findings or writes a bundle with them. Unless it
+/// writes a bundle, fails if something keeps a device from working.
+pub(crate) fn run(command: &Doctor) -> anyhow::Result<()> {
+    let device = command.device.as_ref();
+    if let Some(file) = &command.bundle {
+        bundle::check(file)?;
+    }
     let root = Path::new("/");
     if let Some(device) = device {
         check(device, &system_info::devices(root))?;
@@ -39,12 +46,16 @@ pub(crate) fn run(device: Option<&DeviceName>, as_json: bool) -> anyhow::Result<
             _ => devices::choice(&format!("{}:{name}", rdma::KIND).parse()?),
         },
     };
-    let mut facts = SystemInfo::read(root, libraries, only);
+    let mut facts = SystemInfo::read(root, libraries, device);
     if device.is_none() {
         facts.soft = Some(soft_device::check());
     }
     let findings = advice::advise(&facts);
-    let text = match as_json {
+    if let Some(file) = &command.bundle {
+        let findings = format!("{:#}\n", in_json(&findings));
+        return bundle::write(file, findings, command.with_addresses);
+    }
+    let text = match command.json {
         true => format!("{:#}\n", in_json(&findings)),
         false => findings.iter().map(in_text).collect(),
     };
@@ -104,6 +115,9 @@ fn in_text(finding: &Finding) -> String {
     if let Some(why) = &finding.why {
         text.push_str(&format!("                       {why}\n"));
     }
+    for detail in &finding.details {
+        text.push_str(&format!("                       {detail}\n"));
+    }
     if let Some(mend) = &finding.mend {
         text.push_str(&format!("                       $ {mend}\n"));
     }
@@ -122,6 +136,7 @@ fn in_json(findings: &[Finding]) -> Value {
             "verdict": verdict(finding.verdict),
             "found": finding.found,
             "why": finding.why,
+            "details": finding.details,
             "mend": finding.mend,
         })
     });

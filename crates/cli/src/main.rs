@@ -13,8 +13,10 @@ mod pace;
 mod patterns;
 mod pipe;
 mod progress;
+mod rdma_facts;
 mod sim;
 mod stderr_log;
+mod system_files;
 mod top;
 mod verbs;
 
@@ -60,7 +62,7 @@ fn main() -> ExitCode {
             device,
         } => demo::run_child(&role, &place, pieces, address, &device),
         Command::Devices { json } => devices::list(args.verbose > 0, json),
-        Command::Doctor { device, json } => doctor::run(device.as_ref(), json),
+        Command::Doctor(command) => doctor::run(&command),
         Command::Top(command) => top::run(&command),
         Command::Experiment(command) => experiment::run(command),
         Command::Sim(command) => sim::run(&command),

@@ -2,6 +2,7 @@
 
 mod environment;
 mod rdma_device;
+mod rdma_port;
 
 use headworks::devices::{INSTALL_LIBIBVERBS, INSTALL_LIBRDMACM};
 use headworks::environment::ResourceLimit;
@@ -28,6 +29,8 @@ pub(super) struct Finding {
     pub(super) found: String,
     /// Meaning of the finding for a user.
     pub(super) why: Option<String>,
+    /// Facts that the finding is about, a line each.
+    pub(super) details: Vec<String>,
     /// Command that fixes it.
     pub(super) mend: Option<String>,
 }
@@ -39,6 +42,7 @@ impl Finding {
             verdict: Verdict::Good,
             found: found.into(),
             why: None,
+            details: Vec::new(),
             mend: None,
         }
     }
@@ -52,6 +56,11 @@ impl Finding {
 
     fn because(mut self, why: impl Into<String>) -> Self {
         self.why = Some(why.into());
+        self
+    }
+
+    fn with(mut self, details: impl IntoIterator<Item = String>) -> Self {
+        self.details.extend(details);
         self
     }
 

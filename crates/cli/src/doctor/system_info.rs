@@ -3,15 +3,16 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::str::FromStr;
 
 use headworks::devices::{Choice, Refusal};
 use headworks::environment::{self, ResourceLimit};
-use headworks::verbs::OpenError;
+use headworks::verbs::{DeviceName, OpenError};
 use rustix::thread::CapabilitySet;
 
 use super::environment::Environment;
 use super::soft_device::Unusable;
+use crate::rdma_facts::{self, DEVICES, NameOptions, PortFacts};
+use crate::system_files::{list, name_of, number, numbered, word};
 
 /// Facts that the findings are derived from.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -44,14 +45,13 @@ pub(super) struct SystemInfo {
     /// Limits of the control groups on RDMA devices: the device, the limits in the kernel's words, and the
     /// file that sets them. Devices without limits are left out.
     pub(super) rdma_limits: Vec<(String, String, PathBuf)>,
+    /// Value of `MLX5_RELAXED_PACKET_ORDERING_ON` in the environment.
+    pub(super) relaxed_ordering: Option<String>,
     /// Environment of the software device.
     pub(super) environment: Environment,
     /// Result of using the software device; `None` if it was not tried.
     pub(super) soft: Option<Result<(), Unusable>>,
 }
-
-/// Directory in which the kernel has an entry for each RDMA device.
-const DEVICES: &str = "sys/class/infiniband";
 
 /// Returns the kernel's names of its RDMA devices.
 pub(super) fn devices(root: &Path) -> Vec<String> {
@@ -120,6 +120,8 @@ pub(super) struct Nic {
     pub(super) may_open: bool,
     /// Result of opening the device; `None` if it cannot be tried.
     pub(super) opened: Option<Result<Choice, UnusableDevice>>,
+    /// Options that the device's name gives.
+    pub(super) options: NameOptions,
     pub(super) node: Option<u32>,
     /// Address of the PCI function below it and that function's driver, if both are known: `0000:3b:00.0` and
     /// `ice`. `None` for a software device.
@@ -137,17 +139,25 @@ pub(super) struct Port {
     pub(super) link_layer: String,
     /// Network device below the port and that device's MTU, if there is one.
     pub(super) net: Option<(String, u32)>,
+    /// Its tables and counters.
+    pub(super) facts: PortFacts,
 }
 
 impl SystemInfo {
-    /// Reads the facts below `root`, which is `/` except in tests; resource limits are this process's own. If
-    /// `only` is given, reads no other device. Does not try the software device.
-    pub(super) fn read(root: &Path, libraries: RdmaLibraries<'_>, only: Option<&str>) -> Self {
+    /// Reads the facts below `root`, which is `/` except in tests; resource limits and environment variables are this
+    /// process's own. If `device` has a name, reads no other device. Does not try the software device.
+    pub(super) fn read(
+        root: &Path,
+        libraries: RdmaLibraries<'_>,
+        device: Option<&DeviceName>,
+    ) -> Self {
         let at = |path: &str| root.join(path);
+        let only = device.and_then(DeviceName::name);
+        let options = device.map(NameOptions::of).unwrap_or_default();
         let devices = list(&at(DEVICES))
             .iter()
             .filter(|path| only.is_none_or(|only| name_of(path) == only))
-            .map(|path| nic(root, path, &libraries))
+            .map(|path| nic(root, path, &libraries, options))
             .collect();
         let manager_file = at("dev/infiniband/rdma_cm");
         Self {
@@ -173,6 +183,7 @@ impl SystemInfo {
             numa_balancing: number(&at("proc/sys/kernel/numa_balancing")) == Some(1_u8),
             container: container(root),
             rdma_limits: rdma_limits(root),
+            relaxed_ordering: std::env::var("MLX5_RELAXED_PACKET_ORDERING_ON").ok(),
             environment: Environment::read(root, environment::registry_path()),
             soft: None,
         }
@@ -185,7 +196,7 @@ fn opens(file: &Path) -> bool {
     options.read(true).write(true).open(file).is_ok()
 }
 
-fn nic(root: &Path, path: &Path, libraries: &RdmaLibraries<'_>) -> Nic {
+fn nic(root: &Path, path: &Path, libraries: &RdmaLibraries<'_>, options: NameOptions) -> Nic {
     let name = name_of(path);
     let files = list(&root.join("sys/class/infiniband_verbs"));
     let ours = |entry: &&PathBuf| word(&entry.join("ibdev")).as_deref() == Some(&*name);
@@ -200,24 +211,29 @@ fn nic(root: &Path, path: &Path, libraries: &RdmaLibraries<'_>) -> Nic {
     let opened =
         (is_listed && may_open).then(|| (libraries.choice)(&name).map_err(UnusableDevice::from));
     let node = number::<i32>(&path.join("device/numa_node"));
+    // The network device is that of the GID in use: a VLAN has one of its own.
+    let gid_of = |port: u32| match &opened {
+        Some(Ok(choice)) if u32::from(choice.port) == port => u16::from(choice.gid_index),
+        _ => 0,
+    };
+    let ports = list(&path.join("ports"));
+    let ports = ports.iter().filter_map(|at| port(root, path, at, gid_of));
     Nic {
+        ports: ports.collect(),
         name,
         uverbs,
         may_open,
         opened,
+        options,
         node: node.and_then(|node| u32::try_from(node).ok()),
         pci: pci(path),
-        ports: list(&path.join("ports"))
-            .iter()
-            .filter_map(|path| port(root, path))
-            .collect(),
     }
 }
 
 /// Reads the address and driver of the PCI function below a device.
 fn pci(device: &Path) -> Option<(String, String)> {
-    // On some kernels, a device of siw shows the function below the network device that it uses.
-    if word(&device.join("node_desc")).as_deref() == Some("Software iWARP stack") {
+    // On some kernels, a software device shows the function below the network device that it uses.
+    if rdma_facts::is_software(device) {
         return None;
     }
     let function = fs::read_link(device.join("device")).ok()?;
@@ -225,18 +241,18 @@ fn pci(device: &Path) -> Option<(String, String)> {
     Some((name_of(&function), name_of(&driver)))
 }
 
-fn port(root: &Path, path: &Path) -> Option<Port> {
+/// Reads the port at `path` of `device`. `gid_of` returns the index of the GID that a port uses.
+fn port(root: &Path, device: &Path, path: &Path, gid_of: impl Fn(u32) -> u16) -> Option<Port> {
     let state = word(&path.join("state"))?;
     let state = state.split_once(": ").map_or(&*state, |(_, name)| name);
-    let net = word(&path.join("gid_attrs/ndevs/0")).and_then(|name| {
-        let mtu = number(&root.join("sys/class/net").join(&name).join("mtu"))?;
-        Some((name, mtu))
-    });
+    let number = name_of(path).parse().ok()?;
+    let net = |index| rdma_facts::net(root, path, index);
     Some(Port {
-        number: name_of(path).parse().ok()?,
+        number,
         state: state.to_owned(),
         link_layer: word(&path.join("link_layer")).unwrap_or_default(),
-        net,
+        net: net(gid_of(number)).or_else(|| net(0)),
+        facts: rdma_facts::port(device, number),
     })
 }
 
@@ -307,35 +323,6 @@ fn rdma_limits(root: &Path) -> Vec<(String, String, PathBuf)> {
     found
 }
 
-/// Whether a path's name is `prefix` followed by a number.
-fn numbered(path: &Path, prefix: &str) -> bool {
-    let name = name_of(path);
-    let digits = name.strip_prefix(prefix).unwrap_or_default();
-    !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit())
-}
-
-fn name_of(path: &Path) -> String {
-    let name = path.file_name().unwrap_or_default();
-    name.to_string_lossy().into_owned()
-}
-
-/// Returns the entries of a directory, sorted by name; none if it cannot be read.
-fn list(folder: &Path) -> Vec<PathBuf> {
-    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
-    let mut paths: Vec<_> = entries.map(|entry| entry.path()).collect();
-    paths.sort();
-    paths
-}
-
-fn word(file: &Path) -> Option<String> {
-    let text = fs::read_to_string(file).ok()?;
-    Some(text.trim().to_owned())
-}
-
-fn number<T: FromStr>(file: &Path) -> Option<T> {
-    word(file)?.parse().ok()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -349,6 +336,10 @@ mod tests {
             manager: Ok(()),
             choice,
         }
+    }
+
+    fn only(name: &str) -> Option<DeviceName> {
+        Some(format!("ibv:{name}").parse().unwrap())
     }
 
     fn never(name: &str) -> Result<Choice, OpenError> {
@@ -424,12 +415,58 @@ mod tests {
         };
         assert_eq!(nic.opened, Some(Err(unused)));
         // A device that libibverbs does not list is not opened.
-        let facts = SystemInfo::read(root.path(), libraries(&["mlx4_0"], &never), Some("mlx5_0"));
+        let facts = SystemInfo::read(
+            root.path(),
+            libraries(&["mlx4_0"], &never),
+            only("mlx5_0").as_ref(),
+        );
         assert_eq!(facts.devices[0].opened, None);
         // Nor is a device that was not asked for.
-        let facts = SystemInfo::read(root.path(), libraries(&["mlx5_0"], &never), Some("mlx4_0"));
+        let facts = SystemInfo::read(
+            root.path(),
+            libraries(&["mlx5_0"], &never),
+            only("mlx4_0").as_ref(),
+        );
         assert_eq!(facts.devices, []);
         assert_eq!(devices(root.path()), ["mlx5_0"]);
+    }
+
+    #[test]
+    fn the_network_device_is_that_of_the_gid_in_use() {
+        let port = "sys/class/infiniband/mlx5_0/ports/1";
+        let files = [
+            (format!("{port}/state"), "4: ACTIVE\n"),
+            (format!("{port}/gid_attrs/ndevs/0"), "eth0\n"),
+            (format!("{port}/gid_attrs/ndevs/3"), "eth0.7\n"),
+            (format!("{port}/pkeys/0"), "0xffff\n"),
+            ("sys/class/net/eth0/mtu".to_owned(), "9000\n"),
+            ("sys/class/net/eth0.7/mtu".to_owned(), "1500\n"),
+            (
+                "sys/class/infiniband_verbs/uverbs0/ibdev".to_owned(),
+                "mlx5_0\n",
+            ),
+            ("dev/infiniband/uverbs0".to_owned(), ""),
+        ];
+        let files: Vec<_> = files.iter().map(|(path, text)| (&**path, *text)).collect();
+        let root = root(&files);
+        let read = |index| {
+            let gid = (index, headworks::verbs::Gid([0xfd; 16]));
+            let (network, mtu) = (
+                headworks::devices::Network::RoceV2,
+                headworks::verbs::Mtu::B1024,
+            );
+            let choice = Choice::new(1, network, gid, mtu);
+            let chosen = move |_: &str| Ok(choice);
+            let name = "ibv:mlx5_0,traffic_class=106".parse().unwrap();
+            let facts = SystemInfo::read(root.path(), libraries(&["mlx5_0"], &chosen), Some(&name));
+            facts.devices.into_iter().next().unwrap()
+        };
+        let nic = read(3);
+        assert_eq!(nic.options.traffic_class, Some(106));
+        assert_eq!(nic.ports[0].net, Some(("eth0.7".to_owned(), 1500)));
+        assert_eq!(nic.ports[0].facts.pkeys.len(), 1);
+        // An entry without a network device leaves that of the first.
+        assert_eq!(read(1).ports[0].net, Some(("eth0".to_owned(), 9000)));
     }
 
     #[test]
@@ -441,6 +478,7 @@ mod tests {
                 &format!("{function}/infiniband/siw0/node_desc"),
                 "Software iWARP stack\n",
             ),
+            (&format!("{function}/infiniband/rxe0/node_desc"), "rxe\n"),
             ("sys/bus/pci/drivers/ice/module/version", ""),
             ("sys/class/infiniband/siw1/node_desc", ""),
         ]);
@@ -449,7 +487,7 @@ mod tests {
         };
         // The links of the kernel are relative, too.
         link("../../../bus/pci/drivers/ice", format!("{function}/driver"));
-        for name in ["iwp59s0f0", "siw0"] {
+        for name in ["iwp59s0f0", "rxe0", "siw0"] {
             let device = format!("{function}/infiniband/{name}");
             link("../../../0000:3b:00.0", format!("{device}/device"));
             let target = format!("../../../{device}");
@@ -458,7 +496,12 @@ mod tests {
         let facts = SystemInfo::read(root.path(), libraries(&[], &never), None);
         let read = facts.devices.iter().map(|nic| (&*nic.name, &nic.pci));
         let function = Some(("0000:3b:00.0".to_owned(), "ice".to_owned()));
-        let expected = [("iwp59s0f0", &function), ("siw0", &None), ("siw1", &None)];
+        let expected = [
+            ("iwp59s0f0", &function),
+            ("rxe0", &None),
+            ("siw0", &None),
+            ("siw1", &None),
+        ];
         assert_eq!(read.collect::<Vec<_>>(), expected);
     }
 

@@ -115,6 +115,26 @@ fn the_doctor_rejects_devices_it_cannot_examine() {
 }
 
 #[test]
+fn a_bundle_that_cannot_be_written_is_bad_input() {
+    let fabric = TestEnv::new();
+    let missing = fabric.file("missing/report.tar");
+    let missing = missing.to_str().expect("text");
+    for (args, says) in [
+        (&["--bundle", missing][..], "cannot write"),
+        (&["--bundle", "/"], "names no file"),
+        (&["--bundle", "/proc"], "exists, and is not replaced"),
+        (&["--with-addresses"], "--bundle <FILE>"),
+        (&["--bundle", missing, "--json"], "cannot be used with"),
+        (
+            &["soft:h1", "--bundle", "x.tar"],
+            "doctor examines RDMA devices",
+        ),
+    ] {
+        fails(&fabric, &[&["doctor"], args].concat(), 2, says);
+    }
+}
+
+#[test]
 fn illegal_options_are_reported_alike_for_all_device_kinds() {
     let fabric = TestEnv::new();
     let ordered = "ordered_between_writes=yes or";

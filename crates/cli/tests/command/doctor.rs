@@ -189,3 +189,70 @@ fn too_small_a_file_size_limit_is_broken() {
     );
     assert!(!fabric.registry().exists());
 }
+
+#[test]
+fn a_bundle_is_written_once_and_names_nobody() {
+    let fabric = TestEnv::new();
+    let file = fabric.file("report.tar");
+    let path = file.to_str().expect("text");
+    let bundle = |args: &[&str]| {
+        let mut command = fabric.headworks(&[&["doctor", "--bundle", path], args].concat());
+        command
+            .env("HEADWORKS_SEED", "198.51.100.7")
+            .env("UCX_TLS", "rc")
+            .env("HEADWORKS_PLACE", concat!("/ho", "me/somebody/x"))
+            .stdout(Stdio::piped());
+        command.output().expect("starts")
+    };
+    let written = bundle(&[]);
+    let said = String::from_utf8(written.stdout).expect("text");
+    assert_eq!(written.status.code(), Some(0), "{said}");
+    let bytes = std::fs::read(&file).expect("the archive");
+    let mut archive = tar::Archive::new(&*bytes);
+    let mut texts = Vec::new();
+    for entry in archive.entries().expect("an archive") {
+        let mut entry = entry.expect("an entry");
+        let mut text = String::new();
+        std::io::Read::read_to_string(&mut entry, &mut text).expect("text");
+        texts.push((entry.path().expect("a path").display().to_string(), text));
+    }
+    for name in [
+        "contents.txt",
+        "doctor.json",
+        "devices.txt",
+        "versions.txt",
+        "limits.txt",
+    ] {
+        let path = format!("headworks-report/{name}");
+        assert!(said.contains(name), "{said}");
+        let (_, text) = texts.iter().find(|(there, _)| *there == path).expect(name);
+        assert!(!text.is_empty(), "{name}");
+    }
+    let text_of = |name: &str| {
+        let found = texts.iter().find(|(path, _)| path.ends_with(name));
+        &found.expect(name).1
+    };
+    serde_json::from_str::<Vec<Value>>(text_of("doctor.json")).expect("an array");
+    let variables = text_of("environment.txt");
+    assert!(variables.contains("UCX_TLS=rc\n"), "{variables}");
+    assert!(variables.contains("HEADWORKS_SEED=addr-"), "{variables}");
+    let all: String = texts.iter().map(|(_, text)| text.as_str()).collect();
+    assert!(!all.contains("198.51.100.7") && !all.contains("somebody"));
+    assert!(said.contains("Replaced: addresses: "), "{said}");
+    // A second bundle does not replace the first.
+    let again = bundle(&["--with-addresses"]);
+    let complaint = String::from_utf8(again.stderr).expect("text");
+    assert_eq!(again.status.code(), Some(2), "{complaint}");
+    assert_eq!(complaint.lines().count(), 1, "{complaint}");
+    assert!(complaint.contains("is not replaced"), "{complaint}");
+    assert_eq!(std::fs::read(&file).expect("the archive"), bytes);
+    std::fs::remove_file(&file).expect("removed");
+    assert_eq!(bundle(&["--with-addresses"]).status.code(), Some(0));
+    let bytes = std::fs::read(&file).expect("the archive");
+    let text = String::from_utf8_lossy(&bytes);
+    assert!(text.contains("HEADWORKS_SEED=198.51.100.7\n"));
+    let folder = file.parent().expect("a directory");
+    let left = std::fs::read_dir(folder).expect("lists").flatten();
+    let left: Vec<_> = left.map(|entry| entry.path()).collect();
+    assert_eq!(left, [file]);
+}

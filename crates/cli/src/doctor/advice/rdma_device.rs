@@ -8,7 +8,7 @@ use headworks::verbs::Mtu;
 
 use super::super::system_info::{Nic, Port, SystemInfo, UnusableDevice};
 use super::Verdict::{Broken, Improvable};
-use super::{Finding, IN_CONTAINER};
+use super::{Finding, IN_CONTAINER, rdma_port};
 
 /// Smallest Ethernet MTU that carries RDMA packets of 4096 bytes.
 const ETHERNET_MTU: u32 = 4200;
@@ -40,7 +40,11 @@ pub(super) fn advise(facts: &SystemInfo, nic: &Nic) -> Vec<Finding> {
         let port = nic.ports.iter().find(is_used);
         findings.push(address(nic, choice, port));
         findings.push(mtu(nic, choice, port));
+        findings.extend(rdma_port::of_connections(nic, choice, port));
     }
+    let used = nic.ports.iter().filter(is_used);
+    findings.extend(used.filter_map(|port| rdma_port::counters(nic, port)));
+    findings.extend(rdma_port::ordering(facts, nic));
     findings.extend(numa(facts, nic));
     findings
 }
@@ -125,7 +129,7 @@ fn state(nic: &Nic, port: &Port) -> Finding {
 }
 
 /// Returns the network device below a port, or a placeholder for a command.
-fn net(port: Option<&Port>) -> &str {
+pub(super) fn net(port: Option<&Port>) -> &str {
     let net = port.and_then(|port| port.net.as_ref());
     net.map_or("NET", |(name, _)| name)
 }
@@ -178,9 +182,10 @@ fn address(nic: &Nic, choice: &Choice, port: Option<&Port>) -> Finding {
         Network::RoceV2 | Network::Roce if gid.is_unicast_link_local() => {
             "link-local addresses reach one network only; an IPv4 address gives a gid that routers forward"
         }
-        _ => return Finding::good("address", found),
+        _ => return Finding::good("address", found).with(rdma_port::gids(nic, choice, port)),
     };
     let finding = Finding::bad(Improvable, "address", found).because(why);
+    let finding = finding.with(rdma_port::gids(nic, choice, port));
     finding.mend(format!("ip address add A.B.C.D/24 dev {}", net(port)))
 }
 
@@ -188,8 +193,12 @@ fn address(nic: &Nic, choice: &Choice, port: Option<&Port>) -> Finding {
 /// decides.
 fn mtu(nic: &Nic, choice: &Choice, port: Option<&Port>) -> Finding {
     let bytes = choice.mtu.bytes();
+    let net_mtu = match port.and_then(|port| port.net.as_ref()) {
+        Some((net, mtu)) if choice.network.is_roce() => format!("; the MTU of {net} is {mtu}"),
+        _ => String::new(),
+    };
     let found = format!(
-        "{} port {}: packets of {bytes} bytes",
+        "{} port {}: packets of {bytes} bytes{net_mtu}",
         nic.name, choice.port
     );
     let carries_more = port

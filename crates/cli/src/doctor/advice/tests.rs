@@ -6,6 +6,7 @@ use headworks::verbs::{Gid, Lid, Mtu};
 use super::super::environment::{Environment, FileSystem, Namespaces, Proc, Seccomp, Yama};
 use super::super::system_info::{HugePages, Nic, Port, UnusableDevice};
 use super::*;
+use crate::rdma_facts::{NameOptions, PartitionKey, PortFacts};
 
 fn gid(address: &str) -> Gid {
     Gid(address.parse::<std::net::Ipv6Addr>().unwrap().octets())
@@ -22,11 +23,15 @@ fn unused(refusal: Refusal) -> Option<Result<Choice, UnusableDevice>> {
     }))
 }
 
-fn opened(network: Network, address: &str, mtu: Mtu) -> Option<Result<Choice, UnusableDevice>> {
+pub(super) fn opened(
+    network: Network,
+    address: &str,
+    mtu: Mtu,
+) -> Option<Result<Choice, UnusableDevice>> {
     Some(Ok(choice(network, address, mtu)))
 }
 
-const IPV4: &str = "::ffff:192.0.2.1";
+pub(super) const IPV4: &str = "::ffff:192.0.2.1";
 
 fn port() -> Port {
     Port {
@@ -34,6 +39,14 @@ fn port() -> Port {
         state: "ACTIVE".into(),
         link_layer: "Ethernet".into(),
         net: Some(("eth0".into(), 9000)),
+        facts: PortFacts {
+            pkeys: vec![PartitionKey {
+                index: 0,
+                key: 0xffff,
+            }],
+            driver_class: Some(106),
+            ..PortFacts::default()
+        },
     }
 }
 
@@ -72,6 +85,7 @@ pub(super) fn healthy() -> SystemInfo {
             uverbs: Some("/dev/infiniband/uverbs0".into()),
             may_open: true,
             opened: opened(Network::RoceV2, IPV4, Mtu::B4096),
+            options: NameOptions::default(),
             node: Some(1),
             pci: Some(("0000:3b:00.0".into(), "mlx5_core".into())),
             ports: vec![port()],
@@ -438,7 +452,8 @@ fn of_good(opened: Option<Result<Choice, UnusableDevice>>) -> String {
 #[test]
 fn the_providers_choice_is_shown_unchanged() {
     let said = of_good(opened(Network::RoceV2, IPV4, Mtu::B4096));
-    let expected = "mlx5_0 port 1: RoCE v2, gid index 3, ::ffff:192.0.2.1; mlx5_0 port 1: packets of 4096 bytes";
+    let expected = "mlx5_0 port 1: RoCE v2, gid index 3, ::ffff:192.0.2.1; mlx5_0 port 1: packets of 4096 bytes; the MTU of \
+                    eth0 is 9000";
     assert_eq!(said, expected);
     // A routable IPv6 address is as good as an IPv4 one.
     let said = of_good(opened(Network::RoceV2, "2001:db8::1", Mtu::B4096));
