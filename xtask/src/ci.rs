@@ -15,6 +15,7 @@ use crate::root;
 
 mod failures;
 mod features;
+mod manners;
 mod rxe;
 mod unprivileged;
 mod verbs_programs;
@@ -100,6 +101,12 @@ pub const STEPS: &[Step] = &[
         about: "programs of others on the drop-in libibverbs: does what the table says still work?",
         budget: seconds(300),
         run: verbs_programs::run,
+    },
+    Step {
+        name: "manners",
+        about: "the suites for devices of libibverbs on the drop-in library with each driver's manners",
+        budget: seconds(420),
+        run: manners::run,
     },
     Step {
         name: "rxe",

@@ -83,13 +83,8 @@ impl NameOptions {
 }
 
 /// Returns the index of the partition key that connections use, and the key if the table has one there.
-pub(crate) fn pkey(
-    _choice: &Choice,
-    facts: &PortFacts,
-    options: NameOptions,
-) -> (u16, Option<PartitionKey>) {
-    // The provider's rule.
-    let index = options.pkey_index.unwrap_or(0);
+pub(crate) fn pkey(choice: &Choice, facts: &PortFacts) -> (u16, Option<PartitionKey>) {
+    let index = choice.pkey_index;
     let mut table = facts.pkeys.iter();
     (index, table.find(|entry| entry.index == index).copied())
 }

@@ -40,6 +40,10 @@ pub struct CaseContext<'w> {
     skipped: Option<String>,
     /// Whether a device lacks something that not every device has.
     lacks: bool,
+    /// What the device lacks of that which the case, or the section that runs, needs.
+    lacking: Option<String>,
+    /// The sections that were left out, with what the device lacks.
+    left_out: Vec<String>,
 }
 
 /// Host and the device that it opened.
@@ -203,6 +207,8 @@ impl<'w> CaseContext<'w> {
             kept: Vec::new(),
             skipped: None,
             lacks: false,
+            lacking: None,
+            left_out: Vec::new(),
         }
     }
 
@@ -215,20 +221,30 @@ impl<'w> CaseContext<'w> {
         }
     }
 
-    /// Runs a section of the case, about the operation `name`. Known deviations may be limited to operations.
+    /// Runs a section of the case, about the operation `name`. Known deviations may be limited to operations. A section that needs
+    /// what the device lacks is left out.
     pub fn section(
         &mut self,
         name: &'static str,
         run: impl FnOnce(&mut Self) -> Verdict,
     ) -> Verdict {
         self.deviations.begin_section(name);
-        let verdict = run(self);
+        let verdict = match (run(self), self.lacking.take()) {
+            (_, Some(why)) => {
+                self.left_out.push(format!("{name}: {why}"));
+                Ok(())
+            }
+            (verdict, None) => verdict,
+        };
         let judged = self.deviations.end_section(verdict);
         judged.map_err(|seen| format!("{name}: {seen}"))
     }
 
     /// Ends the case and returns its verdict, adjusted for known deviations.
     pub fn finish(&mut self, verdict: Verdict) -> Verdict {
+        if let Some(why) = self.lacking.take() {
+            self.skipped.get_or_insert(why);
+        }
         if self.skipped.is_some() {
             return verdict;
         }
@@ -295,14 +311,14 @@ impl<'w> CaseContext<'w> {
         reply
     }
 
-    /// Marks the case as skipped if the device refused something because it has no such thing. What devices may lack is in
+    /// Notes that the case, or the section that runs, does not apply if the device refused something because it has no such thing. What devices may lack is in
     /// [`DeviceFacts`](crate::call::DeviceFacts); nothing else is excused.
     fn note_what_lacks(&mut self, reply: &Reply) {
         match reply {
             Reply::Device(facts) => self.lacks |= facts.lacks_something(),
             Reply::Each(replies) => replies.iter().for_each(|reply| self.note_what_lacks(reply)),
             Reply::No(refusal) if self.lacks && refusal.kind == "Unsupported" => {
-                self.skipped.get_or_insert_with(|| refusal.text.clone());
+                self.lacking.get_or_insert_with(|| refusal.text.clone());
             }
             _ => {}
         }
@@ -409,6 +425,11 @@ impl<'w> CaseContext<'w> {
     pub fn skip(&mut self, why: impl Into<String>) -> Verdict {
         self.skipped = Some(why.into());
         Ok(())
+    }
+
+    /// Returns the sections that were left out, with what the device lacks.
+    pub fn left_out(&self) -> &[String] {
+        &self.left_out
     }
 
     /// Returns why the case was skipped.

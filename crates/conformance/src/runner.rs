@@ -69,6 +69,9 @@ pub fn run_cases<W: World>(
                 case.name
             );
         }
+        for section in cx.left_out() {
+            println!("{name}: {}: section left out: {section}", case.name);
+        }
         let took = cx.now().since(start).nanos() / 1_000_000;
         match (verdict, skipped) {
             (Ok(()), None) => {

@@ -275,7 +275,7 @@ fn find(api: &Api, sysfs: &Path, name: &DeviceName) -> Result<FoundDevice, OpenE
         architecture: ARCH,
         is_infiniband: network.lid().is_some(),
         registers_relaxed: findings.registers_relaxed,
-        is_told_to_relax: relaxes.is_some_and(|value| value == "1"),
+        is_told_to_relax: relaxes.is_some_and(|value| value != "" && value != "0"),
         data_in_order: findings.data_in_order,
     });
     let promises = port.options.promises(known);

@@ -12,7 +12,7 @@
 //! answer never promises an order between requests.
 //!
 //! No promise of order holds if regions can only be registered with relaxed ordering, or if the environment says
-//! `MLX5_RELAXED_PACKET_ORDERING_ON=1`. Options of the device's name override the rest: `ordered_between_writes=no` and so on.
+//! `MLX5_RELAXED_PACKET_ORDERING_ON` with another value than 0. Options of the device's name override the rest: `ordered_between_writes=no` and so on.
 //!
 //! | driver | other behaviour |
 //! |---|---|

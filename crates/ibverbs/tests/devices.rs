@@ -7,9 +7,9 @@ use headworks_ibverbs::IbvProvider;
 use headworks_runtime::testing;
 use headworks_verbs::bringup::{ConnectionParams, bring_up_ud};
 use headworks_verbs::{
-    Access, AhInit, AllocRequest, BringUp, Completion, CompletionQueue, CqInit, Destination,
-    Device, GRH_BYTES, Opcode, Payload, Provider, QpCaps, QpInit, QpState, QpType, QueuePair,
-    RecvWr, Region, SendFlags, SendOp, SendWr, Status,
+    Access, AhInit, AllocRequest, Atomics, BringUp, Completion, CompletionQueue, CqInit,
+    Destination, Device, GRH_BYTES, Opcode, Payload, Provider, QpCaps, QpInit, QpState, QpType,
+    QueuePair, RecvWr, Region, SendFlags, SendOp, SendWr, Status,
 };
 
 /// The devices that are named, or all of the machine. If there are none, prints why.
@@ -173,21 +173,26 @@ fn connections_carry_every_operation() {
             swap: 99,
         };
         let results = [8, 16, 24].map(|at| [one.region.sge(at, 8)]);
-        one.send(&[
-            wr(20, add, &results[0]),
-            wr(21, swap, &results[1]),
-            wr(22, SendOp::Read(there), &results[2]),
-        ]);
-        for (wr_id, opcode) in [
-            (20, Opcode::FetchAdd),
-            (21, Opcode::CompareSwap),
-            (22, Opcode::Read),
-        ] {
+        let all = [
+            (wr(20, add, &results[0]), Opcode::FetchAdd),
+            (wr(21, swap, &results[1]), Opcode::CompareSwap),
+            (wr(22, SendOp::Read(there), &results[2]), Opcode::Read),
+        ];
+        let has_atomics = device.info().abilities.atomics != Atomics::None;
+        if !has_atomics {
+            println!("{}: no atomics", device.info().name);
+        }
+        let first = if has_atomics { 0 } else { 2 };
+        for (wr, opcode) in &all[first..] {
+            one.send(&[*wr]);
             let done = one.completion();
-            assert_eq!((done.wr_id, done.opcode), (wr_id, opcode));
+            assert_eq!((done.wr_id, done.opcode), (wr.wr_id, *opcode));
             assert_eq!((done.status, done.byte_len), (Status::Success, 8));
         }
-        assert_eq!([one.get(8), one.get(16), one.get(24)], [40, 42, 99]);
+        match has_atomics {
+            true => assert_eq!([one.get(8), one.get(16), one.get(24)], [40, 42, 99]),
+            false => assert_eq!(one.get(24), 40),
+        }
 
         if one.qp.caps().max_inline >= 8 {
             let bytes = 0xfeed_u64.to_ne_bytes();
@@ -218,6 +223,10 @@ fn connections_carry_every_operation() {
 #[test]
 fn datagrams_arrive_behind_their_header() {
     for device in devices() {
+        if !device.info().abilities.ud {
+            println!("{}: no datagrams", device.info().name);
+            continue;
+        }
         let (mut one, mut two) = (side(&device, QpType::Ud), side(&device, QpType::Ud));
         for side in [&mut one, &mut two] {
             bring_up_ud(&mut *side.qp, 0x1111, 5).unwrap();

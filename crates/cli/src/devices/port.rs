@@ -45,7 +45,7 @@ impl PortReport {
         if let Some(kind) = self.gid_type() {
             lines.push(("gid_type", kind.to_owned(), String::new()));
         }
-        let (index, key) = rdma_facts::pkey(choice, facts, options);
+        let (index, key) = rdma_facts::pkey(choice, facts);
         if let Some(key) = key {
             let membership = in_words::membership(key).to_owned();
             lines.push(("pkey_index", index.to_string(), String::new()));
@@ -65,7 +65,7 @@ impl PortReport {
     /// Returns the same facts for programs. A fact that is not known is null.
     pub(super) fn in_json(&self) -> Value {
         let (choice, facts, options) = (&self.choice, &self.facts, self.options);
-        let (pkey_index, pkey) = rdma_facts::pkey(choice, facts, options);
+        let (pkey_index, pkey) = rdma_facts::pkey(choice, facts);
         let is_roce = choice.network.is_roce();
         let class = is_roce.then(|| rdma_facts::traffic_class(facts, options).value);
         json!({

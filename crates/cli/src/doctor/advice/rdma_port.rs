@@ -42,7 +42,7 @@ fn partition(nic: &Nic, choice: &Choice, port: Option<&Port>) -> Option<Finding>
     let check = "partition";
     let facts = &port?.facts;
     let table = &facts.pkeys;
-    let (index, used) = pkey(choice, facts, nic.options);
+    let (index, used) = pkey(choice, facts);
     let full = table.iter().find(|entry| entry.is_full());
     if table.is_empty() {
         return None;

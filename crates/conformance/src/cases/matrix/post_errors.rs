@@ -7,6 +7,14 @@ use crate::buffer_access::pattern;
 use crate::call::{Data, Op, Receive, Refusal, Send};
 use crate::{Case, CaseContext, QpFixture, Verdict, ensure, ensure_eq};
 
+/// Reason for skipping cases about inline payloads.
+const NOTHING_INLINE: &str = "this device takes no payload inline";
+
+fn takes_nothing_inline(cx: &mut CaseContext<'_>) -> Result<bool, String> {
+    let host = cx.first_host()?;
+    Ok(cx.facts(host)?.limits.max_inline == 0)
+}
+
 pub(super) fn cases() -> Vec<Case> {
     let inline = kinds(OpKind::may_be_inline);
     let not_inline = kinds(OpKind::writes_here);
@@ -66,6 +74,9 @@ pub(super) fn cases() -> Vec<Case> {
             "inline payload too long",
             &format!("InlineTooLong {refused}"),
             |cx, kind| {
+                if takes_nothing_inline(cx)? {
+                    return cx.skip(NOTHING_INLINE);
+                }
                 refuse(cx, kind, |a| {
                     let most = a.caps.max_inline;
                     (
@@ -82,6 +93,9 @@ pub(super) fn cases() -> Vec<Case> {
             "inline payload",
             &format!("Operation {refused}"),
             |cx, kind| {
+                if takes_nothing_inline(cx)? {
+                    return cx.skip(NOTHING_INLINE);
+                }
                 refuse(cx, kind, |_| {
                     (Data::Inline(vec![7; 8]), PostErrorKind::Operation)
                 })
