@@ -614,6 +614,8 @@ impl Daemon {
                 // Nothing to do: the domain discards the remaining completions of a failed queue pair without
                 // this event.
                 AsyncEvent::QpLastWqe(_) => {}
+                // The device says itself what changed, if anything that is in use did.
+                AsyncEvent::PortChanged(_) => {}
                 event => tracing::warn!("asynchronous event of the device: {event:?}"),
             }
         }

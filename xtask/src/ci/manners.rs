@@ -75,7 +75,7 @@ const JOBS: &[Job] = &[
     job(
         "conformance",
         "ibv",
-        "--test-threads=1 between_two_devices on_one_device",
+        "--nocapture --test-threads=1 between_two_devices on_one_device",
     ),
     Job {
         variable: Some((
