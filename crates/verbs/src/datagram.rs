@@ -289,6 +289,10 @@ mod tests {
             let mut bytes = header.emit_ipv4().unwrap();
             prop_assert_eq!(Grh::parse_ipv4(&bytes), Some(header));
             prop_assert_eq!(Grh::parse(&bytes), None);
+            // What was there before may look like an IPv6 header.
+            let mut stale = bytes;
+            stale[0] = 0x60;
+            prop_assert_eq!(Grh::of_receive(&stale), Some(header));
             bytes[wrong] ^= 1;
             prop_assert_eq!(Grh::parse_ipv4(&bytes), None);
             prop_assert_eq!(Grh { sgid: Gid([1; 16]), ..header }.emit_ipv4(), None);
