@@ -127,6 +127,7 @@ pub(crate) fn run_daemon(host: &str, port: &str, socket: &str, interrupt: &Inter
         registry: Some(headworks::registry()?),
         ecn: None,
         resctrl: None,
+        numa: Default::default(),
         drain: Duration::ZERO,
         daemon: DaemonLimits {
             // Both hosts are this machine.

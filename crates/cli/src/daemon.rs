@@ -11,7 +11,7 @@ use anyhow::Context;
 use clap::Args;
 use headworks::daemon::Identity;
 use headworks::daemon::auth::Secret;
-use headworks::daemon::config::{self, AllowedUsers, DaemonConfig, LogLevel, Metrics};
+use headworks::daemon::config::{self, AllowedUsers, DaemonConfig, LogLevel, Metrics, NumaChoice};
 use headworks::daemon::server::notify::Notify;
 use headworks::daemon::server::{DaemonExit, DaemonServer, MetricsAt, ServerConfig};
 use headworks::net::Interrupt;
@@ -69,6 +69,10 @@ pub(crate) struct Daemon {
     /// Seconds that connections may continue after SIGTERM [default: 30]
     #[arg(long, value_name = "SECS")]
     drain: Option<u32>,
+    /// NUMA node on whose processors the threads run: device (that of the device, if it has one), any, or a number
+    /// [default: device]
+    #[arg(long, value_name = "NODE")]
+    numa: Option<NumaChoice>,
     /// Log level on standard error: error, warn, info, debug or trace; -v and -vv can raise it [default:
     /// warn]
     #[arg(long, value_name = "LEVEL")]
@@ -282,6 +286,7 @@ fn resolve_options(command: &Daemon) -> anyhow::Result<DaemonDevice> {
             registry: None,
             ecn,
             resctrl: settings.resctrl,
+            numa: command.numa.or(settings.numa).unwrap_or_default(),
             drain: Duration::from_secs(drain.unwrap_or(DRAIN_SECONDS).into()),
             daemon: settings.limits,
         },

@@ -137,7 +137,7 @@ pub(crate) fn run(args: &Verbs) -> anyhow::Result<()> {
         .env(PRELOAD, preload)
         .env(DEVICES, names(&args.name, args.devices))
         .env(LINK, args.link.name())
-        .env(MANNERS, args.manners.as_deref().unwrap_or("none"))
+        .envs(args.manners.as_ref().map(|driver| (MANNERS, driver)))
         .exec();
     Err(bad_input(format_args!(
         "cannot run {}: {error}",

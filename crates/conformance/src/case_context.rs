@@ -38,8 +38,8 @@ pub struct CaseContext<'w> {
     /// Required events that are known not to come.
     kept: Vec<(Host, Event)>,
     skipped: Option<String>,
-    /// Whether a device lacks something that not every device has.
-    lacks: bool,
+    /// What the devices lack of that which not every device has, as refusals end.
+    lacks: Vec<&'static str>,
     /// What the device lacks of that which the case, or the section that runs, needs.
     lacking: Option<String>,
     /// The sections that were left out, with what the device lacks.
@@ -206,7 +206,7 @@ impl<'w> CaseContext<'w> {
             wait: None,
             kept: Vec::new(),
             skipped: None,
-            lacks: false,
+            lacks: Vec::new(),
             lacking: None,
             left_out: Vec::new(),
         }
@@ -243,7 +243,8 @@ impl<'w> CaseContext<'w> {
     /// Ends the case and returns its verdict, adjusted for known deviations.
     pub fn finish(&mut self, verdict: Verdict) -> Verdict {
         if let Some(why) = self.lacking.take() {
-            self.skipped.get_or_insert(why);
+            self.skipped = Some(why);
+            return Ok(());
         }
         if self.skipped.is_some() {
             return verdict;
@@ -315,10 +316,13 @@ impl<'w> CaseContext<'w> {
     /// [`DeviceFacts`](crate::call::DeviceFacts); nothing else is excused.
     fn note_what_lacks(&mut self, reply: &Reply) {
         match reply {
-            Reply::Device(facts) => self.lacks |= facts.lacks_something(),
+            Reply::Device(facts) => self.lacks = facts.lacks(),
             Reply::Each(replies) => replies.iter().for_each(|reply| self.note_what_lacks(reply)),
-            Reply::No(refusal) if self.lacks && refusal.kind == "Unsupported" => {
-                self.lacking.get_or_insert_with(|| refusal.text.clone());
+            Reply::No(refusal) if refusal.kind == "Unsupported" => {
+                let is_excused = |lack: &&str| refusal.text.ends_with(*lack);
+                if self.lacks.iter().any(is_excused) {
+                    self.lacking.get_or_insert_with(|| refusal.text.clone());
+                }
             }
             _ => {}
         }

@@ -78,8 +78,8 @@ pub fn run_cases<W: World>(
                 println!("{name}: {} ok, {took} ms", case.name);
                 tally.ran += 1;
             }
-            (_, Some(why)) => skip(&mut tally, case.name, &why),
-            (Err(seen), None) => {
+            (Ok(()), Some(why)) => skip(&mut tally, case.name, &why),
+            (Err(seen), _) => {
                 println!("{name}: {} FAILED after {took} ms: {seen}", case.name);
                 tally.failed.push(case.name);
             }

@@ -96,6 +96,9 @@ pub struct DaemonConfig {
     pub secret: Option<PathBuf>,
     /// Seconds for which connections may continue once the daemon is told to terminate.
     pub drain_seconds: Option<u32>,
+    /// NUMA node on which the daemon's threads run.
+    #[serde(deserialize_with = "parsed")]
+    pub numa: Option<NumaChoice>,
     /// Level of the log on standard error.
     #[serde(deserialize_with = "parsed")]
     pub log: Option<LogLevel>,
@@ -124,6 +127,36 @@ impl FromStr for AllowedUsers {
             "own" => Ok(Self::Own),
             "all" => Ok(Self::All),
             _ => Err(UnknownWord(USERS)),
+        }
+    }
+}
+
+/// Processors on which the daemon's threads run.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum NumaChoice {
+    /// Those of the device's NUMA node, if the device has one.
+    #[default]
+    Device,
+    /// All that the process may use.
+    Any,
+    /// Those of this node.
+    Node(u32),
+}
+
+/// The allowed words for [`NumaChoice`].
+const NODES: &str = "device, any, or the number of a NUMA node";
+
+impl FromStr for NumaChoice {
+    type Err = UnknownWord;
+
+    fn from_str(text: &str) -> Result<Self, UnknownWord> {
+        match text {
+            "device" => Ok(Self::Device),
+            "any" => Ok(Self::Any),
+            number => number
+                .parse()
+                .map(Self::Node)
+                .map_err(|_| UnknownWord(NODES)),
         }
     }
 }
@@ -365,6 +398,7 @@ fn allowed(key: &str) -> Option<String> {
         "users" => USERS,
         "metrics" => "a path (with a slash), IP:PORT, or off",
         "drain_seconds" => "0 to 4294967295",
+        "numa" => NODES,
         "log" => LOGS,
         "limits" | "ecn" | "resctrl" => "a table",
         _ => {
@@ -384,7 +418,7 @@ mod tests {
     fn a_configuration_file_sets_the_given_values() {
         assert_eq!(DaemonConfig::parse("").unwrap(), DaemonConfig::default());
         let settings = DaemonConfig::parse(
-            "address = \"::1\"\nmetrics = \"127.0.0.1:9100\"\nlog = \"debug\"\n\
+            "address = \"::1\"\nmetrics = \"127.0.0.1:9100\"\nlog = \"debug\"\nnuma = \"1\"\n\
              [limits]\npool_quota = 20\nqp_groups_max = 4\n",
         );
         let settings = settings.unwrap();
@@ -392,6 +426,15 @@ mod tests {
         let at = MetricsAt::Address("127.0.0.1:9100".parse().unwrap());
         assert_eq!(settings.metrics, Some(Metrics::At(at)));
         assert_eq!(settings.log, Some(LogLevel::Debug));
+        assert_eq!(settings.numa, Some(NumaChoice::Node(1)));
+        assert_eq!("any".parse(), Ok(NumaChoice::Any));
+        assert!(
+            "near"
+                .parse::<NumaChoice>()
+                .unwrap_err()
+                .to_string()
+                .contains("device, any")
+        );
         assert_eq!(settings.limits.pool_quota, 20);
         assert_eq!(settings.limits.qp_groups_max, 4);
         assert_eq!(settings.limits.receives, DaemonLimits::default().receives);

@@ -60,7 +60,7 @@ pub struct Receives {
 
 /// Returns whether a device has shared receive queues.
 fn has_shared_queues(limits: &DeviceLimits) -> bool {
-    limits.max_srq > 0 && limits.max_srq_wr > 0
+    limits.has_srqs()
 }
 
 /// Returns the maximum number of receives of a domain on a device, if `wanted` are wanted.

@@ -22,14 +22,16 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use headworks_net::packets::PacketListener;
 use headworks_net::{
     ControlStream, Interrupt, Listener, NetError, WaitPhase, Waiter, WakeReason, clock,
+    cpu_affinity,
 };
 use headworks_runtime::{ActorContext, StandaloneContext};
 use headworks_shm::{Registry, process_limits};
-use headworks_verbs::{Device, Duration, Instant};
+use headworks_verbs::{Device, DeviceInfo, Duration, Instant};
 use rustix::event::{PollFd, PollFlags, epoll};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
+use crate::config::NumaChoice;
 use crate::daemon::{Daemon, Identity, Output, OutputFile};
 use crate::ecn_settings::EcnHook;
 #[cfg(doc)]
@@ -95,10 +97,33 @@ pub struct ServerConfig {
     pub ecn: Option<EcnHook>,
     /// The daemon's part of the last-level cache, if it is to have one.
     pub resctrl: Option<ResctrlSettings>,
+    /// Processors on which the daemon's threads run. Its memory is on the device's node.
+    pub numa: NumaChoice,
     /// How long connections may go on after the daemon is told to terminate.
     pub drain: Duration,
     /// Sizes and limits.
     pub daemon: DaemonLimits,
+}
+
+/// Binds the calling thread, and those that it starts, to the processors of the chosen NUMA node. Where that is impossible the log says
+/// so, and the threads run where they may.
+fn keep_near(choice: NumaChoice, device: &DeviceInfo) {
+    let node = match choice {
+        NumaChoice::Any => return,
+        NumaChoice::Node(node) => node,
+        // Software devices, and machines with one node, have none.
+        NumaChoice::Device => match device.numa_node {
+            Some(node) => node,
+            None => return,
+        },
+    };
+    match cpu_affinity::keep_to_node(node) {
+        Ok(()) => tracing::info!("the threads run on NUMA node {node}"),
+        Err(error) => tracing::warn!(
+            "the threads run on any NUMA node, not on {node} of {}: {error}; numa = \"any\" accepts that",
+            device.name
+        ),
+    }
 }
 
 /// How a daemon ended.
@@ -337,6 +362,8 @@ impl DaemonServer {
         // which have the part of the thread that starts them.
         let cache = config.resctrl.as_ref().map(resctrl::enter);
         let (group, cache) = cache.map_or((None, None), |(group, state)| (group, Some(state)));
+        // Before the threads, for the same reason.
+        keep_near(config.numa, device.info());
         let made = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(system("epoll"))?;
         let epoll = Arc::new(made);
         let pipe = rustix::pipe::PipeFlags::CLOEXEC | rustix::pipe::PipeFlags::NONBLOCK;

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::BorrowedFd;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use headworks_verbs::{
@@ -130,6 +130,8 @@ pub(crate) struct Context {
     pub(crate) traits: DeviceTraits,
     /// Numbers completion queues with a channel, to spread them over the device's interrupts.
     next_vector: AtomicU32,
+    /// Whether the device reported that the port's tables changed, and they were not read again yet.
+    is_port_stale: AtomicBool,
     /// Frequency of the device's clock in kHz, if completions can be stamped with it.
     pub(crate) khz: Option<u64>,
     pub(crate) counts: Counts,
@@ -154,6 +156,7 @@ impl Context {
             info: Versions::new(info),
             port: Versions::new(port),
             next_vector: AtomicU32::new(0),
+            is_port_stale: AtomicBool::new(false),
             khz: raw.clock_khz(),
             counts: Counts::default(),
             handles: AddressHandles::default(),
@@ -186,6 +189,14 @@ impl Context {
         self.port.newest()
     }
 
+    /// Reads the port's tables again if the device reported that they changed. Not for the threads that post and poll: it asks the
+    /// device for each entry.
+    pub(crate) fn settle_port(&self) {
+        if self.is_port_stale.swap(false, Ordering::AcqRel) {
+            self.read_port_again();
+        }
+    }
+
     /// Reads the port's tables again, after the device reported that they changed. Later connections use the index at which the
     /// address and the key are now. If the address is gone, they use another one, chosen as at opening.
     fn read_port_again(&self) {
@@ -209,7 +220,14 @@ impl Context {
             }
         };
         let (info, lid) = (self.info(), now.network.lid());
-        if (old.gid, old.lid, old.pkey) != (now.entry.gid, lid, now.pkey) {
+        let places = |port: &Port| (port.gid_index, port.pkey_index);
+        if (old.gid, old.gid_type, old.lid, old.pkey)
+            == (now.entry.gid, now.entry.gid_type, lid, now.pkey)
+        {
+            if places(old) == (now.entry.index, now.pkey_index) {
+                return;
+            }
+        } else {
             let (number, before, after) = (old.number, old.gid.ip(), now.entry.gid.ip());
             let key =
                 |pkey: Option<PKey>| pkey.map_or_else(|| "none".to_owned(), |key| key.to_string());
@@ -299,11 +317,14 @@ impl Context {
             vendor_err,
             ..
         } = completion;
-        if *status != Status::Flushed {
+        // The end of a peer is reported elsewhere.
+        let is_usual = matches!(*status, Status::Flushed | Status::RetryExceeded);
+        if *vendor_err != 0 && !is_usual {
             tracing::warn!(
-                "a request of queue pair {:#08x} failed: {status}; the device's own number for it is {vendor_err:#x}",
-                qpn.raw()
+                "a request of queue pair {qpn} failed: {status}, vendor error {vendor_err:#x}"
             );
+        } else {
+            tracing::debug!(%qpn, %status, vendor_err, "a request failed");
         }
         if let Some(life) = self.life(completion.qpn) {
             life.request_failed(completion.status);
@@ -313,6 +334,7 @@ impl Context {
     /// Reads all pending asynchronous events and updates the cached states.
     pub(crate) fn pump(&self) {
         self.events.pump(&self.raw, |event| self.note(event));
+        self.settle_port();
     }
 
     /// As [`Context::pump`], but at most once per millisecond, for callers that call often.
@@ -354,7 +376,7 @@ impl Context {
             AsyncEvent::PortChanged(number) => {
                 let is_ours = number == self.port().number;
                 if is_ours {
-                    self.read_port_again();
+                    self.is_port_stale.store(true, Ordering::Release);
                 }
                 is_ours
             }
@@ -388,6 +410,9 @@ impl IbvDevice {
 
 impl Device for IbvDevice {
     fn info(&self) -> &DeviceInfo {
+        // What the device reported until now counts.
+        self.context.glance(coarse_ms());
+        self.context.settle_port();
         self.context.info()
     }
 
@@ -451,7 +476,9 @@ impl Device for IbvDevice {
             return None;
         }
         let note = |event: &AsyncEvent| context.note(event);
-        context.events.next(&context.raw, note)
+        let event = context.events.next(&context.raw, note);
+        context.settle_port();
+        event
     }
 
     fn now(&self) -> Instant {
@@ -561,6 +588,7 @@ impl ProtectionDomain for IbvPd {
         let limit = context.info().limits.max_ah;
         // The limit is checked first, because not every device says that this is why it refuses.
         let ticket = context.counts.handles.take("address handles", limit)?;
+        context.settle_port();
         let made = pd.object.create_ah(context.port().way(init));
         let ah = Arc::new(made.map_err(|error| refused("making an address handle", error))?);
         let key = context.handles.enter(pd.number, ah, limit)?;

@@ -96,6 +96,7 @@ pub(crate) type RegMrIova2 =
     unsafe extern "C" fn(*mut abi::Pd, *mut c_void, usize, u64, c_uint) -> *mut abi::Mr;
 pub(crate) type DataInOrderOf = unsafe extern "C" fn(*mut abi::Qp, c_int, u32) -> c_int;
 pub(crate) type ForkInitialized = unsafe extern "C" fn() -> c_int;
+pub(crate) type QueryPkey = unsafe extern "C" fn(*mut abi::Context, u8, c_int, *mut u16) -> c_int;
 pub(crate) type QueryGidEx =
     unsafe extern "C" fn(*mut abi::Context, u32, u32, *mut abi::GidEntry, u32, usize) -> c_int;
 
@@ -110,7 +111,6 @@ functions! {
     query_device: fn(*mut abi::Context, *mut abi::DeviceAttr) -> c_int;
     query_port: fn(*mut abi::Context, u8, *mut abi::PortAttr) -> c_int;
     query_gid: fn(*mut abi::Context, u8, c_int, *mut [u64; 2]) -> c_int;
-    query_pkey: fn(*mut abi::Context, u8, c_int, *mut u16) -> c_int;
     get_async_event: fn(*mut abi::Context, *mut abi::AsyncEvent) -> c_int;
     ack_async_event: fn(*mut abi::AsyncEvent);
     alloc_pd: fn(*mut abi::Context) -> *mut abi::Pd;
@@ -133,6 +133,8 @@ functions! {
     destroy_qp: fn(*mut abi::Qp) -> c_int;
     create_ah: fn(*mut abi::Pd, *mut abi::AhAttr) -> *mut abi::Ah;
     destroy_ah: fn(*mut abi::Ah) -> c_int;
+    // In all versions; stand-ins in tests may lack it.
+    ? query_pkey, "ibv_query_pkey": QueryPkey;
     // Like `query_gid`, with the type of each GID; since rdma-core 32.
     ? query_gid_ex, "_ibv_query_gid_ex": QueryGidEx;
     // Like `reg_mr`, with optional flags; since rdma-core 28.

@@ -86,7 +86,7 @@ impl PortTables {
         same.or_else(any).unwrap_or(0)
     }
 
-    /// The GID that is in use, else the requested one, else the best one.
+    /// The GID that is in use, wherever it is now, else the requested one, else the best one.
     fn entry(
         &self,
         options: &Options,
@@ -94,19 +94,22 @@ impl PortTables {
         is_infiniband: bool,
     ) -> Result<Entry, Refusal> {
         let port = self.number;
-        if let Some(index) = options.gid_index {
-            let found = self.gids.iter().find(|entry| entry.index == index);
-            return found.copied().ok_or_else(|| Refusal::GidIndex {
-                index,
-                port,
-                there: self.listed(|entry| entry.index.to_string()),
-            });
-        }
         if let Some(used) = previous {
             let is_it = |entry: &&Entry| (entry.gid, entry.gid_type) == (used.gid, used.gid_type);
             if let Some(entry) = self.gids.iter().find(is_it) {
                 return Ok(*entry);
             }
+        }
+        if let Some(index) = options.gid_index {
+            let found = self
+                .gids
+                .iter()
+                .find(|entry| entry.index == index && !entry.is_empty());
+            return found.copied().ok_or_else(|| Refusal::GidIndex {
+                index,
+                port,
+                there: self.listed(|entry| entry.index.to_string()),
+            });
         }
         let choose = |entries: &[Entry]| match is_infiniband {
             true => gid::choose_infiniband(entries),

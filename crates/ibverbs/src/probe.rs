@@ -61,13 +61,19 @@ pub(crate) fn examine(
             (None, asked)
         }
     };
-    let data_in_order = qp
-        .filter(|_| quirks.answers_data_in_order)
-        .and_then(|qp| data_in_order(&qp, port));
+    // An old library has no such question. A queue pair that cannot be asked is no promise.
+    let has_answer = quirks.answers_data_in_order && raw.answers_data_in_order();
+    let data_in_order = has_answer.then(|| {
+        qp.and_then(|qp| data_in_order(&qp, port))
+            .unwrap_or(DataInOrder::No)
+    });
     let has = [abi::QPT_UC, abi::QPT_UD].map(|qp_type| match smallest_qp(&pd, &cq, qp_type) {
         Ok(_) => true,
         // A lack of memory says nothing of the type.
-        Err(error) => !is_unsupported(&error),
+        Err(error) => {
+            tracing::debug!(%error, qp_type, "the device refuses the smallest queue pair of this type");
+            !is_unsupported(&error)
+        }
     });
     Ok(Findings {
         has,
@@ -133,7 +139,7 @@ fn smallest_qp(
 }
 
 /// Connects the queue pair with itself, because a device answers for a connected one only, and asks whether the bytes of a WRITE
-/// become visible in order. `None` if the library has no such question, or the queue pair cannot be connected.
+/// become visible in order. `None` if the queue pair cannot be connected.
 fn data_in_order(qp: &Object<abi::Qp>, port: &Port) -> Option<DataInOrder> {
     let steps = [
         QpAttr {
@@ -166,7 +172,7 @@ fn data_in_order(qp: &Object<abi::Qp>, port: &Port) -> Option<DataInOrder> {
         if let Err(error) = qp.modify(attr, mask) {
             tracing::warn!(
                 %error,
-                "a queue pair cannot be connected with itself, so the device is not asked for the order of data"
+                "a queue pair cannot be connected with itself, so the device is not asked for the order of data, and promises none"
             );
             return None;
         }

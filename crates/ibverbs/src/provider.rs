@@ -37,7 +37,7 @@ use crate::options::Options;
 use crate::port_selection::{Choice, Refusal};
 use crate::port_tables::{PortTables, Selected, active_mtu};
 use crate::probe::{self, Findings, ProbeError};
-use crate::quirks::{self, Circumstances};
+use crate::quirks::{self, Circumstances, DataInOrder};
 use crate::raw::{self, Raw};
 
 const KIND: &str = "ibv";
@@ -219,6 +219,11 @@ fn find(api: &Api, sysfs: &Path, name: &DeviceName) -> Result<FoundDevice, OpenE
     within("mtu", mtu.bytes().into(), active.bytes().into(), || {
         format!("port {number} of {called} has active")
     })?;
+    let last_vector = u64::from(raw.vectors()) - 1;
+    let asked = options.comp_vector.map_or(0, u64::from);
+    within("comp_vector", asked, last_vector, || {
+        format!("{called} has")
+    })?;
     let tables = PortTables::read(&raw, number, attr);
     let selected = tables
         .select(&options, None, |index| raw.pkey(number, index))
@@ -266,7 +271,7 @@ fn find(api: &Api, sysfs: &Path, name: &DeviceName) -> Result<FoundDevice, OpenE
                 max_inline: 0,
                 has: [true; 2],
                 registers_relaxed: false,
-                data_in_order: None,
+                data_in_order: quirks.answers_data_in_order.then_some(DataInOrder::No),
             }
         }
     };
@@ -275,7 +280,7 @@ fn find(api: &Api, sysfs: &Path, name: &DeviceName) -> Result<FoundDevice, OpenE
         architecture: ARCH,
         is_infiniband: network.lid().is_some(),
         registers_relaxed: findings.registers_relaxed,
-        is_told_to_relax: relaxes.is_some_and(|value| value != "" && value != "0"),
+        is_told_to_relax: relaxes.is_some_and(|value| !value.is_empty() && value != "0"),
         data_in_order: findings.data_in_order,
     });
     let promises = port.options.promises(known);

@@ -202,7 +202,14 @@ impl IbvQp {
 
     #[cold]
     fn ask(&self) {
-        let now = self.qp.state().ok().and_then(|now| u8::try_from(now).ok());
+        let now = match self.qp.state() {
+            // A device that cannot be asked, such as MANA: only a failure makes a reliable connection suspect.
+            Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => {
+                let is_suspect = self.life.qp_type.is_reliable() && self.life.was_suspect();
+                is_suspect.then_some(QpState::Error as u8)
+            }
+            now => now.ok().and_then(|now| u8::try_from(now).ok()),
+        };
         if let Some(now) = now.and_then(QpState::from_code)
             && self.life.answered(now)
         {

@@ -19,6 +19,8 @@ pub(crate) struct QpStateCache {
     cqs: [CqId; 2],
     word: AtomicU8,
     is_suspect: AtomicBool,
+    /// Whether the last question was asked because the queue pair was suspect.
+    was_suspect: AtomicBool,
     /// Whether the program was told of its failure since the last reset.
     is_told: AtomicBool,
 }
@@ -42,6 +44,7 @@ impl QpStateCache {
             cqs,
             word: AtomicU8::new(QpState::Reset as u8),
             is_suspect: AtomicBool::new(false),
+            was_suspect: AtomicBool::new(false),
             is_told: AtomicBool::new(false),
         }
     }
@@ -121,10 +124,18 @@ impl QpStateCache {
     pub(crate) fn is_to_be_asked(&self, may_ask: impl FnOnce() -> bool) -> bool {
         match self.state() {
             QpState::Reset | QpState::Error => false,
-            _ if self.is_suspect.load(Relaxed) => self.is_suspect.swap(false, Relaxed),
+            _ if self.is_suspect.load(Relaxed) => {
+                self.was_suspect.store(true, Relaxed);
+                self.is_suspect.swap(false, Relaxed)
+            }
             QpState::Rtr | QpState::Rts | QpState::Sqd => may_ask(),
             QpState::Init | QpState::Sqe => false,
         }
+    }
+
+    /// Returns whether the last question was asked because the queue pair was suspect, once.
+    pub(crate) fn was_suspect(&self) -> bool {
+        self.was_suspect.swap(false, Relaxed)
     }
 
     /// Records that the device, when asked, reported `now`. Returns whether to tell the program of a failure

@@ -9,7 +9,8 @@
 //!
 //! An `mlx5_core` device is asked when it is opened (`ibv_query_qp_data_in_order`, see `probe`). If it promises nothing, no
 //! promise of order holds. If it promises the order within a message, `in_order_within_write` holds for all lengths. The
-//! answer never promises an order between requests.
+//! answer never promises an order between requests. A device that cannot be asked promises nothing; with a library that has no such
+//! function (rdma-core before 36) the table holds.
 //!
 //! No promise of order holds if regions can only be registered with relaxed ordering, or if the environment says
 //! `MLX5_RELAXED_PACKET_ORDERING_ON` with another value than 0. Options of the device's name override the rest: `ordered_between_writes=no` and so on.

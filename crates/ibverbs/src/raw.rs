@@ -140,13 +140,17 @@ impl Raw {
 
     /// Whether huge pages can be registered.
     pub(crate) fn registers_huge_pages(&self) -> bool {
-        // SAFETY: the function takes no argument.
-        let status = self
-            .api
-            .is_fork_initialized
-            .map(|status| unsafe { status() });
+        let status = self.api.is_fork_initialized.map(|status| {
+            // SAFETY: the library stays loaded, and its function of this name takes no argument.
+            unsafe { status() }
+        });
         let is_set = std::env::var_os("RDMAV_HUGEPAGES_SAFE").is_some();
         library::huge_pages_are_safe(status, is_set)
+    }
+
+    /// Whether the library can ask a device for the order of data.
+    pub(crate) fn answers_data_in_order(&self) -> bool {
+        self.api.query_qp_data_in_order.is_some()
     }
 
     /// The device's transport type, as libibverbs numbers it.
@@ -237,10 +241,10 @@ impl Raw {
 
     /// The partition key of an entry of a port's table; `None` if the entry is unused.
     pub(crate) fn pkey(&self, port: u8, index: u16) -> Option<PKey> {
+        let query = self.api.query_pkey?;
         let mut pkey = 0;
-        let context = self.context.as_ptr();
         // SAFETY: the context is open, and `pkey` has the right type.
-        let asked = unsafe { (self.api.query_pkey)(context, port, index.into(), &mut pkey) };
+        let asked = unsafe { query(self.context.as_ptr(), port, index.into(), &mut pkey) };
         // The library returns network byte order.
         check(asked)
             .ok()
@@ -248,7 +252,7 @@ impl Raw {
     }
 
     /// Number of interrupts that completion queues can be spread over.
-    fn vectors(&self) -> u32 {
+    pub(crate) fn vectors(&self) -> u32 {
         // SAFETY: the field belongs to an open context, and is set once.
         let vectors = unsafe { (*self.context.as_ptr()).num_comp_vectors };
         u32::try_from(vectors).unwrap_or(0).max(1)
@@ -354,8 +358,8 @@ impl Raw {
         Ok(channel)
     }
 
-    /// Creates a CQ numbered `id`. Its events go through the channel, if one is given, by this interrupt, of which the device has
-    /// some. With `stamps`, the CQ is extended and its completions have these fields.
+    /// Creates a CQ numbered `id`. Its events go through the channel, if one is given, by the interrupt
+    /// with this number. With `stamps`, the CQ is extended and its completions have these fields.
     pub(crate) fn create_cq(
         self: &Arc<Self>,
         id: CqId,

@@ -25,7 +25,7 @@ impl IbvSrq {
     pub(crate) fn create(pd: &Arc<Pd>, init: &SrqInit) -> Result<Self, ResourceError> {
         let context = &pd.context;
         let limits = &context.info().limits;
-        if limits.max_srq == 0 || limits.max_srq_wr == 0 {
+        if !limits.has_srqs() {
             let what = "shared receive queues";
             return Err(ResourceError::Unsupported { what });
         }

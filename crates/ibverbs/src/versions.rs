@@ -42,6 +42,16 @@ impl<T> Versions<T> {
     }
 }
 
+impl<T> Drop for Versions<T> {
+    /// Frees one value after the other: each frees the next, and there may be many.
+    fn drop(&mut self) {
+        let mut next = self.next.take();
+        while let Some(mut version) = next {
+            next = version.next.take();
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -55,6 +65,17 @@ mod tests {
             assert_eq!(*versions.newest(), number);
         }
         assert_eq!(*first, 0);
+    }
+
+    #[test]
+    fn many_values_are_freed() {
+        let versions = Versions::new(0);
+        let mut last = &versions;
+        for number in 0..200_000 {
+            last.replace(number);
+            last = last.next.get().unwrap();
+        }
+        drop(versions);
     }
 
     #[test]

@@ -128,7 +128,7 @@ pub(crate) fn modification(
     out.max_rd_atomic = has(mask::MAX_RD_ATOMIC).then_some(attr.max_rd_atomic);
     out.timeout = has(mask::TIMEOUT).then_some(attr.timeout);
     if device.manners.has(Manner::CountsNoRetries) && has(mask::RETRY_CNT) && attr.retry_cnt == 7 {
-        // For ever.
+        // A timeout of 0 never ends.
         out.timeout = Some(0);
     }
     out.retry_count = has(mask::RETRY_CNT).then_some(attr.retry_cnt);

@@ -523,6 +523,19 @@ mod tests {
     }
 
     #[test]
+    fn the_faults_of_each_row_are_legal() {
+        let mut count = 0;
+        for row in ROWS {
+            let Some(listed) = row.faults() else {
+                continue;
+            };
+            assert!(crate::faults::rules(Some(listed), None).unwrap().is_some());
+            count += 1;
+        }
+        assert!(count > 3);
+    }
+
+    #[test]
     fn the_document_has_the_table() {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/driver-manners.md");
         let page = std::fs::read_to_string(path).unwrap();

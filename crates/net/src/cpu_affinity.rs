@@ -35,6 +35,23 @@ pub fn allowed_cpus() -> Vec<usize> {
     }
 }
 
+/// Binds the calling thread, and threads it starts from now on, to those processors of a NUMA node that it may run on.
+///
+/// # Errors
+///
+/// `NotFound` if there are none, and the kernel's own.
+pub fn keep_to_node(node: u32) -> io::Result<()> {
+    let of_node = |cpu: &usize| numa_node_of(*cpu) == Some(node);
+    let near: Vec<_> = allowed_cpus().into_iter().filter(of_node).collect();
+    if near.is_empty() {
+        let text = format!("NUMA node {node} has no processor that this process may use");
+        return Err(io::Error::new(io::ErrorKind::NotFound, text));
+    }
+    let mut set = CpuSet::new();
+    near.iter().for_each(|cpu| set.set(*cpu));
+    Ok(sched_setaffinity(None, &set)?)
+}
+
 /// The NUMA node of a processor, if the machine tells.
 pub fn numa_node_of(cpu: usize) -> Option<u32> {
     fs::read_dir(format!("/sys/devices/system/cpu/cpu{cpu}"))
@@ -65,6 +82,29 @@ mod tests {
         .join()
         .expect("the pinned thread");
         assert_eq!(allowed_cpus(), allowed, "other threads keep theirs");
+    }
+
+    #[test]
+    fn a_thread_keeps_to_the_processors_of_a_node_or_to_all_it_had() {
+        let allowed = allowed_cpus();
+        let Some(node) = numa_node_of(allowed[0]) else {
+            println!("skipped: the machine does not tell of NUMA nodes");
+            return;
+        };
+        std::thread::spawn(move || {
+            keep_to_node(node).expect("a node with a processor");
+            let near = allowed_cpus();
+            assert!(near.iter().all(|cpu| numa_node_of(*cpu) == Some(node)));
+            let all = allowed
+                .iter()
+                .filter(|cpu| numa_node_of(**cpu) == Some(node));
+            assert_eq!(near.len(), all.count());
+            let text = keep_to_node(9999).expect_err("no such node").to_string();
+            assert!(text.contains("9999") && !text.contains('\n'), "{text}");
+            assert_eq!(allowed_cpus(), near, "nothing changed");
+        })
+        .join()
+        .expect("the thread");
     }
 
     #[test]

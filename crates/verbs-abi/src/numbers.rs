@@ -24,10 +24,6 @@ c_numbers! {
     IBV_TRANSPORT_IWARP as TRANSPORT_IWARP: c_int = 1;
     /// `Device::transport_type`: a protocol of the device's own.
     IBV_TRANSPORT_UNSPECIFIED as TRANSPORT_UNSPECIFIED: c_int = 4;
-    /// `ibv_query_qp_data_in_order`: answer with the two bits below.
-    IBV_QUERY_QP_DATA_IN_ORDER_RETURN_CAPS as DATA_IN_ORDER_RETURN_CAPS: u32 = 1;
-    IBV_QUERY_QP_DATA_IN_ORDER_WHOLE_MSG as DATA_IN_ORDER_WHOLE_MSG: c_int = 1;
-    IBV_QUERY_QP_DATA_IN_ORDER_ALIGNED_128_BYTES as DATA_IN_ORDER_ALIGNED_128_BYTES: c_int = 2;
     /// `ValuesEx::comp_mask`: the raw clock.
     IBV_VALUES_MASK_RAW_CLOCK as RAW_CLOCK: u32 = 1;
     /// `DeviceAttr::atomic_cap`: no atomics.
@@ -195,3 +191,11 @@ pub mod event {
         IBV_EVENT_GID_CHANGE as GID_CHANGE: i32 = 18;
     }
 }
+
+/// Flag of `ibv_query_qp_data_in_order` (`IBV_QUERY_QP_DATA_IN_ORDER_RETURN_CAPS`): answer with the two bits below. Headers of rdma-core
+/// before 46 have none of the three.
+pub const DATA_IN_ORDER_RETURN_CAPS: u32 = 1;
+/// Answer (`…_WHOLE_MSG`): all bytes of a message, in ascending order.
+pub const DATA_IN_ORDER_WHOLE_MSG: c_int = 1;
+/// Answer (`…_ALIGNED_128_BYTES`): those within each aligned block of 128 bytes.
+pub const DATA_IN_ORDER_ALIGNED_128_BYTES: c_int = 2;

@@ -219,7 +219,7 @@ impl Grh {
         !((folded & 0xffff) + (folded >> 16)) as u16
     }
 
-    /// Parses the header at the front of `bytes`, which is none of IPv4 ([`of_receive`](Self::of_receive)). `None` if there are fewer than 40 bytes, or if the IP
+    /// Parses the header at the front of `bytes`, which is not one of IPv4 ([`of_receive`](Self::of_receive) reads both). `None` if there are fewer than 40 bytes, or if the IP
     /// version is not 6: RoCE may put an IPv4 header into the last 20 of the 40 bytes.
     pub fn parse(bytes: &[u8]) -> Option<Self> {
         let bytes: &[u8; GRH_BYTES] = bytes.first_chunk()?;

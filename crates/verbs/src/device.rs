@@ -56,6 +56,13 @@ pub struct DeviceLimits {
     pub max_message: u32,
 }
 
+impl DeviceLimits {
+    /// Returns whether the device has shared receive queues.
+    pub const fn has_srqs(&self) -> bool {
+        self.max_srq > 0 && self.max_srq_wr > 0
+    }
+}
+
 /// Description of a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceInfo {

@@ -30,10 +30,11 @@ enum Expects {
 
 use Expects::{Lacks, Refusal};
 
-const ATOMICS: &str = "atomics";
-const DATAGRAMS: &str = "datagrams (UD)";
-const SHARED: &str = "shared receive queues";
-const UNRELIABLE: &str = "unreliable connections (UC)";
+const INLINE: &str = "this device takes no payload inline";
+const ATOMICS: &str = "this device has no atomics";
+const DATAGRAMS: &str = "this device has no datagrams (UD)";
+const SHARED: &str = "this device has no shared receive queues";
+const UNRELIABLE: &str = "this device has no unreliable connections (UC)";
 
 /// All drivers of `crates/libibverbs/src/manners.rs`.
 const ROWS: &[Row] = &[
@@ -43,7 +44,10 @@ const ROWS: &[Row] = &[
     row("mlx5-arm", Lacks(&[])),
     row("irdma", Lacks(&[ATOMICS, SHARED, UNRELIABLE])),
     row("bnxt_re", Lacks(&[UNRELIABLE])),
-    row("mana", Lacks(&[ATOMICS, DATAGRAMS, SHARED, UNRELIABLE])),
+    row(
+        "mana",
+        Lacks(&[ATOMICS, DATAGRAMS, INLINE, SHARED, UNRELIABLE]),
+    ),
     row(
         "efa",
         Refusal(
@@ -67,14 +71,16 @@ struct Job {
     program: &'static str,
     variable: Option<(&'static str, &'static str)>,
     args: &'static str,
+    /// Tests that it has at least: a name that matches nothing would pass.
+    least: usize,
 }
 
-/// The suites, by the files in `crates/FOLDER/tests`. What a tests of a daemon does without a device is left out, as in the step `rxe`.
+/// The suites, by the files in `crates/FOLDER/tests`. Tests of daemons that use no device are left out, as in the step `rxe`.
 const JOBS: &[Job] = &[
-    job("ibverbs", "devices", ""),
+    job(("ibverbs", "devices"), 3, ""),
     job(
-        "conformance",
-        "ibv",
+        ("conformance", "ibv"),
+        2,
         "--nocapture --test-threads=1 between_two_devices on_one_device",
     ),
     Job {
@@ -82,29 +88,34 @@ const JOBS: &[Job] = &[
             "HEADWORKS_CASE",
             "deaths::,killed,transfers::,teardown::peer,matrix::remote_bad_key",
         )),
-        ..job("conformance", "ibv", "between_processes")
+        ..job(("conformance", "ibv"), 1, "--nocapture between_processes")
     },
     job(
-        "ring",
-        "rings",
+        ("ring", "rings"),
+        15,
         "--test-threads=1 oracle:: threads:: sleeping_ends:: between_processes:: death:: --skip hostile",
     ),
-    job("headworks", "pipe", "--test-threads=1"),
+    job(("headworks", "pipe"), 8, "--test-threads=1"),
     job(
-        "cli",
-        "command",
+        ("cli", "command"),
+        45,
         "--test-threads=1 daemon:: daemon_operation:: daemon_polling:: daemon_remote_memory:: daemon_datagrams:: kills:: \
          hostile_clients:: c_library::c_uses_memory c_library::c_sends_and_receives --skip pipe_kills:: --skip ::direct \
          --skip the_unit_is_one --skip the_service_manager --skip the_configuration_file --skip a_daemon_that_cannot_serve",
     ),
 ];
 
-const fn job(folder: &'static str, program: &'static str, args: &'static str) -> Job {
+const fn job(
+    (folder, program): (&'static str, &'static str),
+    least: usize,
+    args: &'static str,
+) -> Job {
     Job {
         folder,
         program,
         variable: None,
         args,
+        least,
     }
 }
 
@@ -268,11 +279,12 @@ impl Place<'_> {
             }
         };
         let lines = lines(&output);
-        left_out.extend(lines.iter().filter_map(|line| lack(line)));
+        left_out.extend(lines.iter().filter_map(|line| reason(line)));
         let took = began.elapsed().as_secs_f64();
         let result = lines.iter().rfind(|line| line.starts_with("test result:"));
         let result = result.map_or("no result", |line| line);
-        match output.status.success() {
+        let passed = passed(result);
+        match output.status.success() && passed >= job.least {
             true => println!("{what}: {took:.1} s, {result}"),
             false => {
                 println!(
@@ -280,7 +292,11 @@ impl Place<'_> {
                     output.status,
                     lines.join("\n")
                 );
-                told.failed.push(format!("{what}: {}", output.status));
+                let least = job.least;
+                told.failed.push(format!(
+                    "{what}: {}, {passed} of {least} tests or more passed",
+                    output.status
+                ));
                 told.lines.extend(lines);
             }
         }
@@ -344,14 +360,31 @@ fn lines(output: &Output) -> Vec<String> {
         .collect()
 }
 
-/// What a device lacks, if the conformance suite says in `line` that it left something out for that.
-fn lack(line: &str) -> Option<String> {
-    let is_about = [" skipped: ", ": section left out: "];
-    if !is_about.iter().any(|words| line.contains(words)) {
-        return None;
-    }
-    let (_, what) = line.rsplit_once("this device has no ")?;
-    Some(what.to_owned())
+/// Reasons for which the conformance suite leaves cases out on every device of libibverbs. Numbers in them are left out.
+const USUAL: [&str; 4] = [
+    "hosts of this world cannot be killed",
+    "WRITEs of this device keep no order: only their completions do",
+    "regions are too many to make here",
+    "address_handles are too many to make here",
+];
+
+/// Why the conformance suite left something out, if it says so in `line` and the reason is not a usual one.
+fn reason(line: &str) -> Option<String> {
+    let about = line
+        .split_once(" skipped: ")
+        .or_else(|| line.split_once(": section left out: "));
+    let (_, why) = about?;
+    // A section has its name in front.
+    let why = why.find("this device ").map_or(why, |at| &why[at..]);
+    let why = why.trim_start_matches(|c: char| c.is_ascii_digit() || c == ' ');
+    (!USUAL.contains(&why)).then(|| why.to_owned())
+}
+
+/// The number of tests that passed, from the result line of a test program.
+fn passed(result: &str) -> usize {
+    let words = result.split(" passed;").next();
+    let number = words.and_then(|words| words.rsplit(' ').next());
+    number.and_then(|number| number.parse().ok()).unwrap_or(0)
 }
 
 #[cfg(test)]
@@ -372,23 +405,30 @@ mod tests {
     }
 
     #[test]
-    fn what_a_device_lacks_is_read_from_the_lines_of_the_conformance_suite() {
-        for (line, lacks) in [
+    fn what_is_left_out_is_read_from_the_lines_of_the_conformance_suite() {
+        for (line, why) in [
             (
                 "two devices: atomics::swap skipped: this device has no atomics",
-                Some("atomics"),
+                Some(ATOMICS),
             ),
             (
                 "loopback: matrix::ok: section left out: CMP_SWAP: this device has no atomics",
-                Some("atomics"),
+                Some(ATOMICS),
+            ),
+            (
+                "loopback: matrix::inline skipped: this device takes no payload inline",
+                Some(INLINE),
             ),
             (
                 "loopback: limits::all skipped: 16384 regions are too many to make here",
                 None,
             ),
+            ("loopback: cq::all skipped: not today", Some("not today")),
             ("thread panicked: this device has no atomics", None),
         ] {
-            assert_eq!(lack(line).as_deref(), lacks, "{line}");
+            assert_eq!(reason(line).as_deref(), why, "{line}");
         }
+        assert_eq!(passed("test result: ok. 47 passed; 1 failed"), 47);
+        assert_eq!(passed("no result"), 0);
     }
 }

@@ -116,6 +116,7 @@ pub(super) fn run_daemon(
         registry: Some(headworks::registry()?),
         ecn: None,
         resctrl: None,
+        numa: Default::default(),
         drain: Duration::ZERO,
         daemon: DaemonLimits {
             direct: is_direct,

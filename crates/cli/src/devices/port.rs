@@ -109,7 +109,9 @@ mod tests {
             fs::write(path, text).unwrap();
         }
         let gid = "::ffff:192.0.2.1".parse::<std::net::Ipv6Addr>().unwrap();
-        let choice = Choice::new(1, network, (3, Gid(gid.octets())), Mtu::B4096);
+        let mut choice = Choice::new(1, network, (3, Gid(gid.octets())), Mtu::B4096);
+        // As the provider chooses.
+        choice.pkey_index = u16::from(name.contains("pkey_index=1"));
         PortReport::read(root.path(), &name.parse().unwrap(), choice)
     }
 

@@ -400,6 +400,7 @@ fn serve(host: u8, place: &Path, port: u16, leash: &Path) -> Result {
         registry: Some(headworks::registry()?),
         ecn: None,
         resctrl: None,
+        numa: Default::default(),
         drain: Duration::ZERO,
         // As users have them by default: connections between the applications are direct where that is possible.
         daemon: DaemonLimits::default(),

@@ -83,15 +83,16 @@ pub struct DeviceFacts {
 }
 
 impl DeviceFacts {
-    /// Returns whether the device lacks something that not every device has.
-    pub fn lacks_something(&self) -> bool {
-        self.abilities
-            != Abilities {
-                atomics: self.abilities.atomics,
-                ..Abilities::ALL
-            }
-            || self.abilities.atomics == Atomics::None
-            || self.limits.max_srq == 0
+    /// Returns what the device lacks of that which not every device has, as the messages of its refusals end.
+    pub fn lacks(&self) -> Vec<&'static str> {
+        let all = [
+            (self.abilities.uc, "unreliable connections (UC)"),
+            (self.abilities.ud, "datagrams (UD)"),
+            (self.abilities.atomics != Atomics::None, "atomics"),
+            (self.limits.has_srqs(), "shared receive queues"),
+        ];
+        let lacks = all.into_iter().filter(|(is_there, _)| !is_there);
+        lacks.map(|(_, name)| name).collect()
     }
 }
 

@@ -417,6 +417,7 @@ impl Daemons {
             // It was checked when it was given.
             ecn: settings.ecn_hook().unwrap_or_default(),
             resctrl: settings.resctrl,
+            numa: settings.numa.unwrap_or_default(),
             drain: Duration::ZERO,
             daemon: DaemonLimits {
                 direct: self.is_direct,

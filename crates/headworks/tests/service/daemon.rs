@@ -235,6 +235,7 @@ fn daemon_process_entry() {
         registry: headworks::registry().ok(),
         ecn: None,
         resctrl: None,
+        numa: Default::default(),
         drain: headworks::verbs::Duration::ZERO,
         daemon: DaemonLimits {
             direct: std::env::var_os(DIRECT).is_some(),

@@ -104,7 +104,7 @@ impl Route {
         }
         for (key, value) in found {
             let is_asked = |key| asked.option(key).is_some();
-            // Each of these chooses the GID.
+            // Any of the three options chooses the GID.
             let is_chosen = key == "gid_index" && ["gid", "subnet"].into_iter().any(is_asked);
             if let Some(value) = value.filter(|_| !is_asked(key) && !is_chosen) {
                 name.push_str(&format!(",{key}={value}"));

@@ -652,7 +652,7 @@ pub(super) fn api() -> Api {
         query_device,
         query_port,
         query_gid,
-        query_pkey,
+        query_pkey: Some(query_pkey),
         get_async_event,
         ack_async_event,
         alloc_pd,

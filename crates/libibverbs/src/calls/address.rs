@@ -10,7 +10,7 @@ use headworks_verbs_abi as abi;
 use headworks_verbs_abi::gid::words_of_gid;
 
 use crate::attributes::destination;
-use crate::devices::PORT;
+use crate::devices::{GID_PLACES, PORT};
 use crate::errors::{Errno, object, status};
 use crate::objects::{AhObject, ContextObject, Front, PdObject, expose, hold, take_back};
 
@@ -67,13 +67,14 @@ fn way_back(
     }
     let header = grh.and_then(|bytes| Grh::of_receive(bytes));
     let header = header.ok_or(Errno::INVALID)?;
-    let own = context.about.gids();
-    let index = own.iter().position(|gid| *gid == header.dgid);
+    let is_it =
+        |index: &u8| context.about.gid((*index).into(), context.moves()) == Some(header.dgid);
+    let index = (0..GID_PLACES as u8).find(is_it);
     attr.is_global = 1;
     attr.grh = abi::GlobalRoute {
         dgid: words_of_gid(header.sgid),
         flow_label: header.flow_label,
-        sgid_index: index.ok_or(Errno::INVALID)? as u8,
+        sgid_index: index.ok_or(Errno::INVALID)?,
         hop_limit: u8::MAX,
         traffic_class: header.traffic_class,
     };

@@ -66,8 +66,11 @@ pub(crate) unsafe extern "C" fn open_device(device: *mut abi::Device) -> *mut ab
         if let Some(rules) = rules {
             provider = provider.with_rules(rules.clone());
         } else if let Some(listed) = about.manners.faults() {
-            let manners = faults::rules(Some(listed), None);
-            if let Some(rules) = manners.ok().flatten() {
+            let manners = faults::rules(Some(listed), None).map_err(|line| {
+                complain(&line);
+                Errno::INVALID
+            })?;
+            if let Some(rules) = manners {
                 provider = provider.with_rules(rules);
             }
         }

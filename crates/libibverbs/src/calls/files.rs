@@ -287,6 +287,9 @@ unsafe fn read_link(next: &Next, args: [usize; 5], at: usize) -> usize {
         Some(None) => fail(libc::ENOENT, -1),
         Some(Some(SystemFile::Link(target))) => {
             let (to, room) = (args[at + 1] as *mut u8, args[at + 2]);
+            if room == 0 || to.is_null() {
+                return fail(libc::EINVAL, -1);
+            }
             let len = target.len().min(room);
             // SAFETY: the program has room for that many bytes.
             unsafe { to.copy_from_nonoverlapping(target.as_ptr(), len) };

@@ -59,6 +59,7 @@ pub(super) fn serve(
         registry: Some(headworks::registry().map_err(failed("the registry"))?),
         ecn: None,
         resctrl: None,
+        numa: Default::default(),
         drain: headworks::verbs::Duration::ZERO,
         daemon: DaemonLimits {
             direct: options.is_direct,

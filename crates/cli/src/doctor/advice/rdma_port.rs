@@ -170,12 +170,9 @@ pub(super) fn ordering(facts: &SystemInfo, nic: &Nic) -> Option<Finding> {
     if let Some(value) = facts.relaxed_ordering.as_ref().filter(is_set) {
         let found = format!("{name}: MLX5_RELAXED_PACKET_ORDERING_ON={value} is set");
         let finding = Finding::bad(Improvable, check, found).because(
-            "data may then be placed out of order, and a message may be read before all of it has arrived",
+            "data may then be placed out of order, so the device promises no order and rings are slower",
         );
-        let mend = format!(
-            "unset MLX5_RELAXED_PACKET_ORDERING_ON   # or name the device ibv:{name},ordered_between_writes=no"
-        );
-        return Some(finding.mend(mend));
+        return Some(finding.mend("unset MLX5_RELAXED_PACKET_ORDERING_ON"));
     }
     // A scalable function has no settings of its own.
     let function = match driver == "mlx5_core" {
