@@ -429,7 +429,7 @@ impl Row {
     /// Faults of the devices, as `HEADWORKS_VERBS_FAULTS` lists them: so WRITEs of one queue pair overtake each other, where the soft
     /// device declares no order.
     pub(crate) fn faults(&self) -> Option<&'static str> {
-        self.has(OutOfOrder).then_some("delay=10%;scatter=25%")
+        self.has(OutOfOrder).then_some("slow=10%;scatter=25%")
     }
 
     /// The table of all rows as Markdown.
