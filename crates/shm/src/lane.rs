@@ -108,8 +108,9 @@ impl<T> Lane<T> {
 
     /// Returns approximately how many values the lane holds. Any thread may ask.
     pub fn len_hint(&self) -> usize {
-        let between = self.tail.observe().wrapping_sub(self.head.observe());
-        between.min(self.slots.len() as u64) as usize
+        // The owner may move both between the two looks.
+        let between = self.tail.observe().wrapping_sub(self.head.observe()) as i64;
+        between.clamp(0, self.slots.len() as i64) as usize
     }
 
     /// Returns how many values were ever taken out. Any thread may ask.

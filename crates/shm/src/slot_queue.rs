@@ -402,12 +402,27 @@ impl<T: ShmSafe> SlotQueueRef<T> {
 
     /// Returns approximately how many values it holds.
     pub fn len_hint(&self) -> usize {
-        let between = self
-            .header()
-            .tail
-            .get()
-            .wrapping_sub(self.header().head.get());
-        between.min(self.capacity as u64) as usize
+        self.between(self.header().head.get())
+    }
+
+    /// Returns how many values it holds, but for those whose push is not known yet. Values that were consumed before the call never
+    /// count.
+    pub fn held(&self) -> usize {
+        let mut head = self.header().head.get();
+        // The hint may lag. The word of a consumed slot is of a later lap.
+        for _ in 0..self.capacity {
+            if laps_ahead(lap_of(self.load(head)), self.lap(head)) <= 0 {
+                break;
+            }
+            head = head.wrapping_add(1);
+        }
+        self.between(head)
+    }
+
+    /// The number of positions from `head` to the tail hint, which may lag behind it.
+    fn between(&self, head: u64) -> usize {
+        let between = self.header().tail.get().wrapping_sub(head) as i64;
+        between.clamp(0, self.capacity as i64) as usize
     }
 
     /// Returns how many values were ever taken out, according to the head hint, which may lag.

@@ -169,6 +169,31 @@ mod plain {
     }
 
     #[test]
+    fn lagging_hints_make_no_value_count_that_was_consumed() {
+        let heap = HeapQueue::<u64>::new(8);
+        let header = || heap.queue.header();
+        for round in 0..20 {
+            let (tail, head) = (header().tail.get(), header().head.get());
+            for value in 0..3 {
+                heap.queue.push(1, &value).unwrap();
+            }
+            assert_eq!(heap.queue.held(), 3, "{round}");
+            (0..3).for_each(|_| drop(heap.pop_alone().unwrap().unwrap()));
+            assert_eq!(heap.queue.held(), 0);
+            // A consumer frees its slot before it moves the hint, and a producer fills its slot before.
+            let new_head = header().head.get();
+            header().head.0.store(head, Ordering::Relaxed);
+            assert_eq!(heap.queue.held(), 0);
+            header().head.0.store(new_head, Ordering::Relaxed);
+            let new_tail = header().tail.get();
+            header().tail.0.store(tail, Ordering::Relaxed);
+            assert_eq!(heap.queue.held(), 0);
+            assert_eq!(heap.queue.len_hint(), 0);
+            header().tail.0.store(new_tail, Ordering::Relaxed);
+        }
+    }
+
+    #[test]
     fn a_slow_reader_is_passed_by_and_its_slot_waited_for() {
         let heap = HeapQueue::<u64>::new(2);
         let queue = &heap.queue;

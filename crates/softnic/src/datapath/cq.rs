@@ -96,7 +96,7 @@ impl CqPort {
         if self.timestamps {
             slot.timestamp = clock::now().nanos();
         }
-        self.check_limit(|| self.queue.slots.len_hint())?;
+        self.check_limit(|| self.queue.slots.held())?;
         match self.queue.slots.claim_push(who) {
             Ok(claim) => {
                 crash_points::at("reserved");
@@ -114,7 +114,7 @@ impl CqPort {
 
     /// Reserves a place for a completion: the first half of [`CqPort::push`].
     pub(crate) fn reserve(&self, who: u16) -> Result<PushClaim, CqOverrun> {
-        self.check_limit(|| self.queue.slots.len_hint())?;
+        self.check_limit(|| self.queue.slots.held())?;
         let claimed = self.queue.slots.claim_push(who);
         claimed.map_err(|error| self.overrun(error))
     }
