@@ -22,11 +22,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use headworks_net::packets::PacketListener;
 use headworks_net::{
     ControlStream, Interrupt, Listener, NetError, WaitPhase, Waiter, WakeReason, clock,
-    cpu_affinity,
 };
 use headworks_runtime::{ActorContext, StandaloneContext};
 use headworks_shm::{Registry, process_limits};
-use headworks_verbs::{Device, DeviceInfo, Duration, Instant};
+use headworks_verbs::{Device, Duration, Instant};
 use rustix::event::{PollFd, PollFlags, epoll};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
@@ -49,6 +48,7 @@ mod ecn_command;
 mod messages;
 mod metrics_endpoint;
 pub mod notify;
+mod numa;
 mod poll_budget;
 mod resctrl;
 mod subscriptions;
@@ -103,27 +103,6 @@ pub struct ServerConfig {
     pub drain: Duration,
     /// Sizes and limits.
     pub daemon: DaemonLimits,
-}
-
-/// Binds the calling thread, and those that it starts, to the processors of the chosen NUMA node. Where that is impossible the log says
-/// so, and the threads run where they may.
-fn keep_near(choice: NumaChoice, device: &DeviceInfo) {
-    let node = match choice {
-        NumaChoice::Any => return,
-        NumaChoice::Node(node) => node,
-        // Software devices, and machines with one node, have none.
-        NumaChoice::Device => match device.numa_node {
-            Some(node) => node,
-            None => return,
-        },
-    };
-    match cpu_affinity::keep_to_node(node) {
-        Ok(()) => tracing::info!("the threads run on NUMA node {node}"),
-        Err(error) => tracing::warn!(
-            "the threads run on any NUMA node, not on {node} of {}: {error}; numa = \"any\" accepts that",
-            device.name
-        ),
-    }
 }
 
 /// How a daemon ended.
@@ -363,7 +342,7 @@ impl DaemonServer {
         let cache = config.resctrl.as_ref().map(resctrl::enter);
         let (group, cache) = cache.map_or((None, None), |(group, state)| (group, Some(state)));
         // Before the threads, for the same reason.
-        keep_near(config.numa, device.info());
+        numa::keep_near(config.numa, device.info());
         let made = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(system("epoll"))?;
         let epoll = Arc::new(made);
         let pipe = rustix::pipe::PipeFlags::CLOEXEC | rustix::pipe::PipeFlags::NONBLOCK;

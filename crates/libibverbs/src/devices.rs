@@ -13,13 +13,11 @@ use headworks_softnic::provider::{host_gid, host_ipv4_gid};
 use headworks_verbs::{DeviceLimits, Gid, Mtu};
 use headworks_verbs_abi as abi;
 
+pub(crate) use crate::link::{LINK, Link};
 use crate::manners::{self, Manner, Row};
 
 /// The environment variable with the devices' names.
 pub(crate) const NAMES: &str = "HEADWORKS_VERBS_DEVICES";
-
-/// The environment variable with the kind of the devices' ports: `ethernet`, the default, or `infiniband`.
-pub(crate) const LINK: &str = "HEADWORKS_VERBS_LINK";
 
 /// The one device without that variable.
 const DEFAULT_NAME: &str = "headworks_0";
@@ -33,8 +31,6 @@ const NAME_MAX: usize = 63;
 pub(crate) const PORT: u8 = 1;
 /// Completion vectors of each device. They make no difference.
 pub(crate) const COMP_VECTORS: i32 = 1;
-/// The only P_Key: full membership of the default partition.
-pub(crate) const PKEY: u16 = 0xffff;
 /// Places in the port's table of GIDs. Those behind the GIDs are empty, as most are on an RNIC.
 pub(crate) const GID_PLACES: usize = 8;
 /// Rate of the clock of completion timestamps, in kHz: it counts nanoseconds.
@@ -42,26 +38,6 @@ const CLOCK_KHZ: u64 = 1_000_000;
 
 /// The number of no vendor: a locally administered one. Programs treat devices of vendors that they know differently.
 const VENDOR: u32 = 0x02_6877;
-
-/// The network that a port seems to be on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Link {
-    Ethernet,
-    Infiniband,
-}
-
-impl Link {
-    /// The link with this name, the value of [`LINK`].
-    fn named(name: Option<&str>) -> Result<Self, String> {
-        match name {
-            None | Some("" | "ethernet") => Ok(Self::Ethernet),
-            Some("infiniband") => Ok(Self::Infiniband),
-            Some(other) => Err(format!(
-                "{LINK} is {other:?}: ethernet and infiniband are possible"
-            )),
-        }
-    }
-}
 
 /// A device that programs see.
 #[derive(Debug, PartialEq, Eq)]

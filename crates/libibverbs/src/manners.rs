@@ -8,10 +8,13 @@ use std::ffi::c_int;
 
 use headworks_verbs_abi as abi;
 
-use crate::devices::Link;
+use crate::link::Link;
 
 /// The environment variable with the name of a row; without it the devices have no manners.
 pub(crate) const MANNERS: &str = "HEADWORKS_VERBS_MANNERS";
+
+/// The only P_Key: full membership of the default partition.
+const PKEY: u16 = 0xffff;
 
 /// Something that devices of a driver do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -414,7 +417,7 @@ impl Row {
             PartitionKeys(pkeys) => Some(pkeys),
             _ => None,
         });
-        own.unwrap_or(&[crate::devices::PKEY])
+        own.unwrap_or(&[PKEY])
     }
 
     /// The number of the vendor for a failed request.
