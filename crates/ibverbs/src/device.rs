@@ -410,9 +410,11 @@ impl IbvDevice {
 
 impl Device for IbvDevice {
     fn info(&self) -> &DeviceInfo {
-        // What the device reported until now counts.
-        self.context.glance(coarse_ms());
-        self.context.settle_port();
+        // What the device reported until now counts. In a forked child the device is the parent's.
+        if !self.context.raw.is_foreign() {
+            self.context.glance(coarse_ms());
+            self.context.settle_port();
+        }
         self.context.info()
     }
 
