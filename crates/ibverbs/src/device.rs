@@ -119,6 +119,8 @@ pub(crate) struct DeviceTraits {
     pub(crate) registers_relaxed: bool,
     /// Whether huge pages can be registered.
     pub(crate) registers_huge_pages: bool,
+    /// Whether a queue pair may report more than it has.
+    pub(crate) inflates_sizes: bool,
     /// Whether the device reports each failure of a queue pair by an event or a completion.
     pub(crate) reports_failures: bool,
 }

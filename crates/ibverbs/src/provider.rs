@@ -316,6 +316,7 @@ fn find(api: &Api, sysfs: &Path, name: &DeviceName) -> Result<FoundDevice, OpenE
         pds: positive(device.max_pd),
         registers_relaxed: findings.registers_relaxed,
         registers_huge_pages: raw.registers_huge_pages(),
+        inflates_sizes: quirks.inflates_sizes,
         reports_failures: quirks.reports_failures,
     };
     Ok(FoundDevice {

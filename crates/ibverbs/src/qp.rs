@@ -87,7 +87,12 @@ impl IbvQp {
         let or = ", or the queues are too large together";
         let qp = made.map_err(|error| refused_or("making a queue pair", or, error))?;
         let qp = Arc::new(qp);
-        let mut caps = given(init, &caps, &qp.caps().unwrap_or_default());
+        let mut caps = given(
+            init,
+            &caps,
+            &qp.caps().unwrap_or_default(),
+            context.traits.inflates_sizes,
+        );
         // Some devices return what was asked for, and ignore the flag of inline payloads.
         caps.max_inline = caps.max_inline.min(context.info().limits.max_inline);
         let life = Arc::new(QpStateCache::new(
@@ -143,15 +148,15 @@ fn checked_caps(context: &Context, init: &QpInit) -> Result<abi::QpCap, Resource
     Ok(asked)
 }
 
-/// The capabilities of a queue pair: the smaller of those that the device returned on creation (`made`) and those that it reports
-/// when asked (`said`), because some devices report more than they have. A device reports 0 for what it does not say; without
-/// either, the capabilities are those asked for. Sends have room for at least one entry.
-fn given(init: &QpInit, made: &abi::QpCap, said: &abi::QpCap) -> QpCaps {
+/// The capabilities of a queue pair: those that the device reports when asked (`said`), else those that it returned on creation
+/// (`made`), else those asked for. A device reports 0 for what it does not say. Of a device that `inflates` its answers the smaller
+/// counts. Sends have room for at least one entry.
+fn given(init: &QpInit, made: &abi::QpCap, said: &abi::QpCap, inflates: bool) -> QpCaps {
     let size = |asked: u32, made: u32, said: u32| match (made, said) {
-        (0, 0) => asked,
-        (0, said) => said,
         (made, 0) => made.max(asked),
-        (made, said) => made.min(said),
+        (0, said) => said,
+        (made, said) if inflates => made.min(said),
+        (_, said) => said,
     };
     let asked = &init.caps;
     QpCaps {

@@ -19,6 +19,7 @@
 //! |---|---|
 //! | `rxe` | retries without end at a retry count of 7, so the count is at most 6. It does not report a failure that the peer caused, so the state of queue pairs is asked for |
 //! | `mana`, `vmw_pvrdma` | return the asked length of inline payloads and ignore the flag, so nothing is sent inline |
+//! | `bnxt_en`, `ice`, `i40e` | report sizes of a queue pair that it does not have, so the smaller of those and of creation's count |
 //! | `mlx4_core`, `mlx5_core`, `bnxt_en`, `ice`, `i40e`, `hns3` | report each failure by an event, so the state of queue pairs is not asked for |
 //!
 //! A driver is called as sysfs calls it at the PCI function: `ice` and `i40e` are those of irdma, `bnxt_en` is that of bnxt_re.
@@ -52,6 +53,9 @@ pub(crate) struct Quirks {
     pub(crate) honours_inline: bool,
     /// Whether the device reports each failure of a queue pair by an event or a completion.
     pub(crate) reports_failures: bool,
+    /// Whether a queue pair that is asked for its sizes may report more than it has. Elsewhere the answer is the truth, also where
+    /// creation returned less (rxe).
+    pub(crate) inflates_sizes: bool,
 }
 
 /// A device of which nothing is known.
@@ -65,6 +69,7 @@ const OTHER: Quirks = Quirks {
     most_retries: 7,
     honours_inline: true,
     reports_failures: false,
+    inflates_sizes: false,
 };
 
 /// A device that reports failures; else as [`OTHER`].
@@ -73,6 +78,14 @@ const fn reporting(driver: &'static str) -> Quirks {
         driver,
         reports_failures: true,
         ..OTHER
+    }
+}
+
+/// A device that reports failures, and sizes that queue pairs do not have; else as [`OTHER`].
+const fn inflating(driver: &'static str) -> Quirks {
+    Quirks {
+        inflates_sizes: true,
+        ..reporting(driver)
     }
 }
 
@@ -108,9 +121,9 @@ const KNOWN: &[Quirks] = &[
         most_retries: 6,
         ..OTHER
     },
-    reporting("bnxt_en"),
-    reporting("ice"),
-    reporting("i40e"),
+    inflating("bnxt_en"),
+    inflating("ice"),
+    inflating("i40e"),
     reporting("hns3"),
     without_inline("mana"),
     without_inline("vmw_pvrdma"),

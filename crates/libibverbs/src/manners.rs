@@ -330,10 +330,6 @@ pub(crate) const ROWS: &[Row] = &[
                 LongestInline(512),
                 "kernel: drivers/infiniband/sw/rxe/rxe_param.h",
             ),
-            (
-                ReportsMore,
-                "kernel: drivers/infiniband/sw/rxe/rxe_qp.c, rxe_qp_init_req",
-            ),
         ],
     },
     Row {
