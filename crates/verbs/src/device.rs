@@ -93,7 +93,7 @@ pub struct DeviceInfo {
     pub limits: DeviceLimits,
     /// The device's guarantees beyond the specification.
     pub promises: Promises,
-    /// What the device has of the parts of verbs that not every device has.
+    /// Optional parts of verbs that the device has.
     pub abilities: Abilities,
 }
 

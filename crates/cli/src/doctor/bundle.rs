@@ -73,7 +73,7 @@ fn variables() -> Vec<(String, String)> {
 #[derive(Debug)]
 struct Bundle {
     entries: Vec<Entry>,
-    /// What was replaced in them.
+    /// Summary of the replaced names and addresses.
     replaced: String,
 }
 

@@ -1,10 +1,10 @@
-//! What the facts about a port mean: pure.
+//! The facts about a port as text: pure.
 
 use headworks::devices::{Choice, Network};
 
 use super::{ClassSource, GidEntry, NameOptions, PartitionKey, TrafficClass};
 
-/// What a counter counts.
+/// The kind of event that a counter counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum CounterKind {
     /// Congestion, which the network handles: no fault.

@@ -77,7 +77,7 @@ pub struct DeviceFacts {
     /// Promises of the device.
     #[serde(with = "codec::promises")]
     pub promises: Promises,
-    /// What the device has of the parts of verbs that not every device has.
+    /// Optional parts of verbs that the device has.
     #[serde(with = "codec::abilities")]
     pub abilities: Abilities,
 }

@@ -8,7 +8,7 @@ use super::redact::Names;
 use crate::rdma_facts::DEVICES;
 use crate::system_files::{list, name_of, numbered, word};
 
-/// What the program knows without reading files of the system.
+/// Facts that the program knows without reading files of the system.
 #[derive(Clone, Debug, Default)]
 pub(super) struct OwnFacts {
     /// Output of `headworks doctor --json`.

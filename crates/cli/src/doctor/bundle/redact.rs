@@ -29,7 +29,7 @@ const COMMON: &[&str] = &[
 /// Directory that has one of each user, whose name is the user's.
 pub(super) const HOMES: &str = concat!("/ho", "me/");
 
-/// What a placeholder stands for.
+/// The kind of text that a placeholder replaces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     /// An IP or MAC address, a GID or a GUID.
@@ -84,7 +84,7 @@ struct Literal {
 pub(super) struct Redactor {
     /// Names, the longest first.
     literals: Vec<Literal>,
-    /// What was replaced so far: the number of a placeholder is its place among those of its kind.
+    /// The replaced texts. The number of a placeholder is its place among those of its kind.
     replaced: Vec<(Kind, String)>,
 }
 

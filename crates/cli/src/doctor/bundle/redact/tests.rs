@@ -1,4 +1,4 @@
-//! What is replaced, what is kept, and which spellings are equal.
+//! Tests of redaction: replaced texts, kept texts, equal spellings.
 
 use super::*;
 
