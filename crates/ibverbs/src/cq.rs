@@ -109,13 +109,14 @@ impl CompletionQueue for IbvCq {
             false => Instant::ZERO,
         };
         let polled = self.poller.poll(out, now);
+        let count = polled.count as usize;
         if polled.failed {
-            self.some_failed(&out[..polled.count]);
+            self.some_failed(&out[..count]);
         }
-        if polled.count == 0 {
+        if count == 0 {
             return self.nothing(polled.broken);
         }
-        Ok(polled.count)
+        Ok(count)
     }
 
     fn arm(&self, solicited_only: bool) {

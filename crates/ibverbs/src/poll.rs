@@ -16,7 +16,8 @@ const BATCH: usize = 16;
 /// Result of a poll.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PollResult {
-    pub(crate) count: usize,
+    /// Completions taken.
+    pub(crate) count: u32,
     /// Whether any of the polled completions is of a failed request.
     pub(crate) failed: bool,
     /// Whether the device reported that the queue is broken.
@@ -87,7 +88,7 @@ fn batches<const LIDS: bool>(
         all.count += polled.count;
         all.failed |= polled.failed;
         all.broken = polled.broken;
-        if polled.count < places.len() {
+        if (polled.count as usize) < places.len() {
             break;
         }
     }
@@ -115,9 +116,10 @@ fn batch<const LIDS: bool>(
         polled.broken = got < 0;
         return polled;
     }
-    polled.count = (got as usize).min(asked);
+    let got = (got as usize).min(asked);
+    polled.count = got as u32;
     let at = now();
-    for (place, wc) in places[..polled.count].iter_mut().zip(&wcs) {
+    for (place, wc) in places[..got].iter_mut().zip(&wcs) {
         // SAFETY: the device wrote these fields of the first `polled.count` completions. No reference is
         // made, because other fields may be uninitialised.
         let (wr_id, status, qp_num) = unsafe {
@@ -213,9 +215,9 @@ fn stamped(
     }
     loop {
         // SAFETY: between a successful start and the end there is a current completion.
-        polled.failed |= unsafe { calls.current(cq, khz, &mut out[polled.count]) };
+        polled.failed |= unsafe { calls.current(cq, khz, &mut out[polled.count as usize]) };
         polled.count += 1;
-        if polled.count == out.len() {
+        if polled.count as usize == out.len() {
             break;
         }
         // SAFETY: as above.

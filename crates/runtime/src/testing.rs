@@ -7,6 +7,9 @@
 
 pub mod world_scenarios;
 
+use std::path::Path;
+use std::process::Command;
+
 use headworks_verbs::{Duration, Instant};
 
 use headworks_net::clock;
@@ -22,6 +25,19 @@ const LESS: u64 = 200;
 const LEAST: u64 = 100;
 /// Least number of laps of a ring that are sent on a slow device.
 const LAPS: u64 = 4;
+
+/// Copies the program `from` to `to`, for a test that starts the copy. `cp` writes it, because a child that
+/// another thread of this process forked meanwhile would have a file of this process open for writing, and
+/// starting the copy would fail with `ETXTBSY`.
+///
+/// # Panics
+///
+/// If `cp` fails.
+pub fn copy_program(from: &Path, to: &Path) {
+    let copied = Command::new("cp").args([from, to]).status();
+    let copied = copied.is_ok_and(|status| status.success());
+    assert!(copied, "cp {} {}", from.display(), to.display());
+}
 
 /// Environment variable that lists what must not be skipped, separated by commas.
 const REQUIRE: &str = "HEADWORKS_REQUIRE";

@@ -2,10 +2,12 @@
 
 use std::fs::Permissions;
 use std::os::unix::fs::{PermissionsExt, chown};
+use std::path::Path;
 use std::process::{Command, Stdio};
 
 use headworks::net::{ControlStream, Listener, WaitLimit, clock, dial};
 use headworks::verbs::Duration;
+use headworks_runtime::testing::copy_program;
 
 use crate::test_env::{CommandProcess, TestEnv, bytes, create, open};
 
@@ -130,7 +132,7 @@ fn another_users_fabric() -> Result<TestEnv, String> {
     let fabric = TestEnv::new();
     // Other users may not be able to reach the directory in which the program was built.
     let program = fabric.file("headworks");
-    std::fs::copy(env!("CARGO_BIN_EXE_headworks"), &program).expect("copies");
+    copy_program(Path::new(env!("CARGO_BIN_EXE_headworks")), &program);
     let around = program.parent().expect("a directory");
     std::fs::set_permissions(around, Permissions::from_mode(0o755)).expect("mode");
     let [setpriv, args @ ..] = AS_NOBODY;

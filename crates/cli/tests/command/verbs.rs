@@ -2,8 +2,10 @@
 
 use std::net::TcpListener;
 use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
+use headworks_runtime::testing::copy_program;
 use rustix::process::Signal;
 
 use crate::c_library::{built_library, there_is};
@@ -227,7 +229,7 @@ fn what_cannot_run_is_one_line() {
     );
     // Alone in a folder, the command does not find the library.
     let alone = fabric.file("headworks");
-    std::fs::copy(env!("CARGO_BIN_EXE_headworks"), &alone).expect("copies");
+    copy_program(Path::new(env!("CARGO_BIN_EXE_headworks")), &alone);
     let mut lost = Command::new(alone);
     lost.args(["verbs", "--", "true"]).stderr(Stdio::piped());
     refused(&mut lost, "cargo build -p headworks-libibverbs");

@@ -17,6 +17,7 @@ use headworks::pipe::{Direction, Pipe, WaitOptions};
 use headworks::ring::{Mode, RingConfig};
 use headworks::service::Service;
 use headworks::verbs::Duration;
+use headworks_runtime::testing::copy_program;
 
 /// Environment variables that tell a process what it is.
 pub(crate) const ROLE: &str = "HEADWORKS_TEST_ROLE";
@@ -138,9 +139,9 @@ impl Prepare {
         if copy.exists() {
             return Ok(copy);
         }
-        let made = std::fs::copy(&own, &copy)
-            .and_then(|_| std::fs::set_permissions(&copy, Permissions::from_mode(mode)));
-        made.map_err(|error| error.to_string())?;
+        copy_program(&own, &copy);
+        std::fs::set_permissions(&copy, Permissions::from_mode(mode))
+            .map_err(|error| error.to_string())?;
         if let Some(capabilities) = capabilities {
             let set = Command::new("setcap").arg(capabilities).arg(&copy).output();
             let set = set.map_err(|error| format!("setcap: {error}"))?;

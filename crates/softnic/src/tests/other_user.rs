@@ -30,7 +30,11 @@ fn program_for_others(folder: &Path) -> Result<PathBuf, String> {
     }
     std::fs::set_permissions(folder, std::fs::Permissions::from_mode(0o755)).unwrap();
     let program = folder.join("tests");
-    std::fs::copy("/proc/self/exe", &program).unwrap();
+    // A file that this process wrote could still be open in a child that another thread forked meanwhile,
+    // and would not start.
+    let own = std::env::current_exe().unwrap();
+    let copied = Command::new("cp").args([&own, &program]).status().unwrap();
+    assert!(copied.success(), "cp: {copied}");
     let [setpriv, args @ ..] = AS_NOBODY;
     let tried = Command::new(setpriv)
         .args(args)
