@@ -20,6 +20,9 @@
 //! | 176 | sender | whether it has closed the connection |
 //! | 200 | receiver | bytes that it received through the daemons |
 //!
+//! The receiver knows the first ring of a connection from [`DirectPlace::ring`]. So the block may already announce the third one in its
+//! place.
+//!
 //! Every direct connection also is a connection through the daemons. What needs a daemon goes there: memory that is lent,
 //! one-sided operations, exports, and the bytes behind them. The sender counts such a change at offset 160, so an odd
 //! number means that bytes go through the daemons. It changes back when the receiver has received all that went there. So
@@ -454,7 +457,7 @@ impl DirectSender {
         let is_short = (bytes as u64 * 4 > len && len < u64::from(RING_MAX)) || len < HOLDS;
         let is_asked =
             self.wanted == number && self.writer.come() - self.wanted_at < ASKED_EVERY * len;
-        if !is_short || self.writer.is_extended() || is_asked {
+        if !is_short || !self.writer.can_extend() || is_asked {
             return None;
         }
         (self.wanted, self.wanted_at) = (number, self.writer.come());
@@ -475,8 +478,11 @@ impl DirectSender {
     /// Number of the first ring that is in use, after the receiver has left earlier ones.
     pub(crate) fn left_ring(&mut self) -> Result<Option<u64>, ContractError> {
         self.writer.look()?;
-        let left = self.writer.left();
-        Ok(left.map(|_| self.writer.number()))
+        let mut first = None;
+        while self.writer.left().is_some() {
+            first = Some(self.writer.first_number());
+        }
+        Ok(first)
     }
 
     /// Ends the stream, while bytes do not go through the daemons.
@@ -516,8 +522,8 @@ impl DirectSender {
 pub const RING_MAX: u32 = 1 << 20;
 /// Length of the shortest ring that is asked for after bytes found no room in the first one.
 const SECOND: u64 = 8 << 10;
-/// Length of the shortest ring that is asked for after that. An application that sends many short requests before it receives
-/// the first answer relies on room for them.
+/// Length of the shortest ring that is asked for after that. An application that sends much before it receives relies on
+/// room for it: two that do so at the same time would wait for each other.
 const HOLDS: u64 = 64 << 10;
 /// Rings full of bytes that are sent before a ring that the daemon did not hand out is asked for again.
 const ASKED_EVERY: u64 = 64;
@@ -621,7 +627,7 @@ pub(crate) fn connect(
         shared: shared.clone(),
     };
     let receiver = DirectReceiver {
-        reader: IngressReader::new(from, incoming)?,
+        reader: IngressReader::of_ring_at(from, incoming, end.incoming.ring)?,
         memory: from.clone(),
         is_there: false,
         shared,

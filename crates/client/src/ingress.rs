@@ -54,8 +54,9 @@ pub struct Freed {
 pub struct IngressWriter {
     block: ControlBlock,
     ring: ByteRing,
-    /// The ring in which bytes in line continue, after the last position that was promised in `ring`.
-    next: Option<Box<ByteRing>>,
+    /// The rings in which bytes in line continue, each after the last position that was promised in the one before.
+    later: VecDeque<ByteRing>,
+    /// Number of the latest ring.
     number: u64,
     /// Bytes that have arrived without a gap.
     come: u64,
@@ -109,7 +110,7 @@ impl IngressWriter {
             reserve_max,
             block: block.clone(),
             ring,
-            next: None,
+            later: VecDeque::new(),
             number: 1,
             come: 0,
             consumed: 0,
@@ -129,6 +130,16 @@ impl IngressWriter {
     /// Number of the latest ring; the first is 1.
     pub fn number(&self) -> u64 {
         self.number
+    }
+
+    /// Number of the first ring that is in use.
+    pub fn first_number(&self) -> u64 {
+        self.number - self.later.len() as u64
+    }
+
+    /// The latest ring.
+    fn last(&self) -> &ByteRing {
+        self.later.back().unwrap_or(&self.ring)
     }
 
     /// Reads how much the application has consumed. Returns whether that is more than before.
@@ -193,22 +204,28 @@ impl IngressWriter {
 
     /// Bytes in line, from the first on, for which there is room that may be promised to the peer. It never decreases.
     pub fn limit(&self) -> u64 {
-        let last = self.next.as_deref().unwrap_or(&self.ring);
+        let last = self.last();
         last.from().max(self.consumed_in_line()) + last.len() - self.reserve_of(last)
     }
 
     /// Memory for the next bytes in line: `len` bytes, or fewer if the ring wraps before. No more than up to the
     /// [limit](Self::limit) may be placed.
     pub fn place(&self, len: usize) -> Extent {
-        let at = self.placed;
-        match &self.next {
-            Some(next) if at >= next.from() => next.stretch(at, len),
-            Some(next) => {
-                let here = (next.from() - at).min(len as u64) as usize;
-                self.ring.stretch(at, here)
+        let (ring, until) = self.ring_of_next();
+        let here = (until - self.placed).min(len as u64) as usize;
+        ring.stretch(self.placed, here)
+    }
+
+    /// The ring of the next bytes in line, and the position up to which they go there.
+    fn ring_of_next(&self) -> (&ByteRing, u64) {
+        let mut ring = &self.ring;
+        for later in &self.later {
+            if self.placed < later.from() {
+                return (ring, later.from());
             }
-            None => self.ring.stretch(at, len),
+            ring = later;
         }
+        (ring, u64::MAX)
     }
 
     /// Records that bytes in line were copied to their [place](Self::place).
@@ -221,10 +238,7 @@ impl IngressWriter {
         while !bytes.is_empty() {
             let at = self.placed;
             let len = self.place(bytes.len()).len as usize;
-            let ring = match &self.next {
-                Some(next) if at >= next.from() => next,
-                _ => &self.ring,
-            };
+            let (ring, _) = self.ring_of_next();
             ring.write(at, &bytes[..len]);
             self.placed += len as u64;
             bytes = &bytes[len..];
@@ -234,7 +248,7 @@ impl IngressWriter {
     /// Memory of a ring that is not promised to the peer. It may be used for one descriptor at a time, and only while the
     /// application has consumed everything before that.
     pub fn reserve(&self) -> Extent {
-        let last = self.next.as_deref().unwrap_or(&self.ring);
+        let last = self.last();
         let (limit, len) = (self.limit(), self.reserve_of(last) as usize);
         let first = last.stretch(limit, len);
         // Where the ring wraps, the longer part.
@@ -247,7 +261,7 @@ impl IngressWriter {
 
     /// Bytes of the latest ring that are not promised.
     pub fn reserve_len(&self) -> u32 {
-        self.reserve_of(self.next.as_deref().unwrap_or(&self.ring)) as u32
+        self.reserve_of(self.last()) as u32
     }
 
     /// Publishes all bytes up to `position`, which must have been placed: the application may read them.
@@ -377,42 +391,44 @@ impl IngressWriter {
     }
 
     /// Makes bytes in line continue in the ring at `extent`, after all positions promised so far. Returns `false`
-    /// if the application still reads the ring before it.
+    /// if the application still reads earlier rings: see [`can_extend`](Self::can_extend).
     ///
     /// # Errors
     ///
     /// [`ContractError::Extent`].
     pub fn extend(&mut self, slabs: &Slabs, extent: Extent) -> Result<bool, ContractError> {
-        if self.next.is_some() {
+        if !self.can_extend() {
             return Ok(false);
         }
         let ring = ByteRing::new(slabs, extent, self.limit())?;
         self.number += 1;
         self.block
             .publish_ring(Direction::Ingress, self.number, &ring);
-        self.next = Some(Box::new(ring));
+        self.later.push_back(ring);
         Ok(true)
     }
 
-    /// Returns the memory of the previous ring, once, when the application has consumed all of it, and no descriptor
+    /// Returns the memory of the first ring, once, when later ones have followed it, the application has consumed all of it, and no descriptor
     /// describes a part of a ring.
     pub fn left(&mut self) -> Option<Extent> {
         let consumed = self.consumed_in_line();
         let is_free = !self.given.iter().any(|given| given.is_in_ring);
-        let next = self
-            .next
-            .take_if(|next| is_free && next.from() <= consumed)?;
-        Some(std::mem::replace(&mut self.ring, *next).extent())
+        let is_left = |next: &mut ByteRing| is_free && next.from() <= consumed;
+        let next = self.later.pop_front_if(is_left)?;
+        Some(std::mem::replace(&mut self.ring, next).extent())
     }
 
     /// The rings that hold bytes in line from the consumed position on.
     pub fn rings(&self) -> impl Iterator<Item = &ByteRing> {
-        std::iter::once(&self.ring).chain(self.next.as_deref())
+        std::iter::once(&self.ring).chain(&self.later)
     }
 
-    /// Whether bytes in line continue in a second ring.
-    pub fn is_extended(&self) -> bool {
-        self.next.is_some()
+    /// Whether bytes in line can continue in another ring. At most two rings are in use, because the block announces no more.
+    /// On the direct path there may be a third while the application still reads the very first one, which it does not
+    /// look up in the block. So a stream that nobody reads yet can hold what a short second ring does not.
+    pub fn can_extend(&self) -> bool {
+        self.later.is_empty()
+            || self.later.len() == 1 && self.first_number() == 1 && self.block.is_direct()
     }
 }
 
@@ -493,9 +509,31 @@ impl IngressReader {
     pub fn new(slabs: &Slabs, block: &ControlBlock) -> Result<Self, ContractError> {
         let ring = block.published_ring(slabs, Direction::Ingress, 1)?;
         let ring = ring.and_then(|told| told.ring);
-        Ok(Self {
+        let ring = ring.ok_or(ContractError::ControlBlock)?;
+        Ok(Self::from_ring(block, ring))
+    }
+
+    /// The reader of a new connection whose first ring lies at `extent`. The block may announce the second one already, and the
+    /// third one in place of the first.
+    ///
+    /// # Errors
+    ///
+    /// [`ContractError::Extent`], and [`ContractError::ControlBlock`] if the block announces no ring, or one that cannot be.
+    pub(crate) fn of_ring_at(
+        slabs: &Slabs,
+        block: &ControlBlock,
+        extent: Extent,
+    ) -> Result<Self, ContractError> {
+        match block.latest_ring(Direction::Ingress) {
+            1..=3 => Ok(Self::from_ring(block, ByteRing::new(slabs, extent, 0)?)),
+            _ => Err(ContractError::ControlBlock),
+        }
+    }
+
+    fn from_ring(block: &ControlBlock, ring: ByteRing) -> Self {
+        Self {
             block: block.clone(),
-            ring: ring.ok_or(ContractError::ControlBlock)?,
+            ring,
             next: None,
             number: 1,
             next_descriptor: 1,
@@ -506,7 +544,7 @@ impl IngressReader {
             in_line: 0,
             told: 0,
             has_left: false,
-        })
+        }
     }
 
     /// Number of bytes to read. Reads the tail only if there are none. Returns 0 also while the bytes lie in

@@ -145,8 +145,9 @@ pub enum Request {
     },
 }
 
-/// Feature of an application: it takes connections on the [direct path](crate::direct).
-pub const FEATURE_DIRECT: u32 = 1;
+/// Feature of an application: it takes connections on the [direct path](crate::direct). Bit 0 said so of one that does not know
+/// of a third ring before it has left the first.
+pub const FEATURE_DIRECT: u32 = 2;
 
 /// Message of a daemon.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -75,7 +75,7 @@ pub struct DirectApplication {
 }
 
 impl DirectApplication {
-    fn new(outgoing: &Slabs, incoming: &Slabs) -> Result<Self, ContractError> {
+    pub(crate) fn new(outgoing: &Slabs, incoming: &Slabs) -> Result<Self, ContractError> {
         let slabs = slabs(&[DIRECT_SLAB]);
         let block = ControlBlock::at(&slabs, extent(0, BLOCK_BYTES))?;
         let egress = EgressReader::new(&slabs, &block, extent(2048, 512))?;
@@ -146,11 +146,12 @@ impl DirectApplication {
         Ok(is_end)
     }
 
-    /// The daemon hands out the longer ring that the application has asked for, if it is the first one.
+    /// The daemon hands out the longer ring that the application has asked for, if it is the second one or the third.
     pub fn offer_ring(&self) {
         let (number, len) = self.block.wanted_ring();
-        if number == 2 {
-            self.block.offer_ring(2, extent(1 << 16, len.min(1 << 16)));
+        if let 2 | 3 = number {
+            let ring = extent(u64::from(number - 1) << 16, len.min(1 << 16));
+            self.block.offer_ring(number.into(), ring);
         }
     }
 }

@@ -351,7 +351,8 @@ impl Connection {
 
     /// Records that the other end is gone, and never was on this queue-pair group.
     pub(crate) fn miss(&mut self) {
-        self.reset(Reset::Unreachable, true);
+        // Its daemon answers, so the host can be reached.
+        self.reset(Reset::ByPeer, true);
         self.closed();
     }
 

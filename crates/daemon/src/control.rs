@@ -21,9 +21,10 @@ use crate::qp_group::QpRole;
 /// | 3 | questions whether the other daemon still runs |
 /// | 4 | long pieces of streams are READ into the receiver's pool; none are WRITTEN. Older versions are refused |
 /// | 5 | direct connections between applications of one machine |
-pub const VERSION: u16 = 5;
+/// | 6 | a third ring of a direct connection before its receiver has left the first |
+pub const VERSION: u16 = 6;
 /// The version from which on two daemons make direct connections.
-pub const DIRECT_VERSION: u16 = 5;
+pub const DIRECT_VERSION: u16 = 6;
 /// Oldest protocol version that this daemon still understands: see [`VERSION`].
 pub const VERSION_OLDEST: u16 = 4;
 /// Length of the longest message in bytes.

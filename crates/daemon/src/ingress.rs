@@ -557,7 +557,7 @@ impl IngressHalf {
         }
         let len = self.ring_len();
         let is_used_up = self.told - self.ingress.placed() < self.promised() / 4;
-        if self.ingress.is_extended()
+        if !self.ingress.can_extend()
             || len >= u64::from(most)
             || !is_used_up
             || self.ended.is_some()

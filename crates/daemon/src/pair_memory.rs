@@ -71,8 +71,8 @@ struct Allotment {
     block_extent: Extent,
     /// The latest ring, and its number.
     ring: (u64, Extent),
-    /// The ring before, while the application may still use it, and its number.
-    before: Option<(u64, Extent)>,
+    /// The rings before that the application may still use, and their numbers: at most [one](Self::may_extend), or the first two.
+    before: Vec<(u64, Extent)>,
     /// Bytes sent and received at the last look at the words that the applications write.
     seen: (u64, u64),
     /// Whether this session's application has left the connection, and whether the other one has.
@@ -216,7 +216,7 @@ impl PairMemory {
             block: prepared,
             block_extent: block,
             ring: (1, ring),
-            before: None,
+            before: Vec::new(),
             seen: (0, 0),
             has_left: false,
             has_peer_left: false,
@@ -267,11 +267,14 @@ impl PairMemory {
         let Some(one) = state.allotment(place) else {
             return false;
         };
-        let freed = one.before.take_if(|(number, _)| *number < left);
+        let freed: Vec<_> = one
+            .before
+            .extract_if(.., |(number, _)| *number < left)
+            .collect();
         let next = one.ring.0 + 1;
         let present = one.ring.1.len;
-        let is_due = wanted == next as u32 && one.before.is_none();
-        if let Some((_, ring)) = freed {
+        let is_due = wanted == next as u32 && one.may_extend();
+        for (_, ring) in freed {
             self.give(state, ring);
         }
         if !is_due {
@@ -289,7 +292,8 @@ impl PairMemory {
             }
         };
         if let Some(one) = state.allotment(place) {
-            one.before = Some(std::mem::replace(&mut one.ring, (next, ring)));
+            let before = std::mem::replace(&mut one.ring, (next, ring));
+            one.before.push(before);
         }
         block.offer_ring(next, ring);
         true
@@ -357,6 +361,15 @@ impl Drop for PairMemory {
 }
 
 impl Allotment {
+    /// Whether the sender can use another ring: see [`can_extend`](headworks_client::ingress::IngressWriter::can_extend).
+    fn may_extend(&self) -> bool {
+        match &self.before[..] {
+            [] => true,
+            [(number, _)] => *number == 1,
+            _ => false,
+        }
+    }
+
     /// Bytes that the connection has carried. The applications may have written any numbers, so a number never falls, and grows
     /// by `GROWTH_MAX` at most. More than that is counted at later looks.
     fn traffic(&mut self) -> Traffic {
@@ -465,27 +478,36 @@ mod tests {
         assert!(!memory.serve(place, &asking(3, 8192)), "not the next one");
         assert!(memory.serve(place, &asking(2, 8192)));
         assert_eq!(ring(&memory), (2, 8192));
-        assert!(!memory.serve(place, &asking(3, 8192)), "two are in use");
+        assert!(memory.serve(place, &asking(3, 1 << 16)), "nobody reads");
+        assert_eq!(ring(&memory), (3, 1 << 16));
+        assert!(!memory.serve(place, &asking(4, 1 << 17)), "three are used");
+        let left = |number| {
+            let state = &mut *memory.state();
+            let one = state.allotment(place).unwrap();
+            one.before.retain(|(before, _)| *before >= number);
+        };
+        left(2);
+        assert!(!memory.serve(place, &asking(4, 1 << 17)), "two are used");
         // The memory has no more than 128 KiB in one piece.
-        memory.state().allotment(place).unwrap().before = None;
+        left(3);
         let used = memory.quota.direct();
         let mut taken = Vec::new();
         for len in [8 << 20, 4 << 20, 2 << 20, 1 << 20, 1 << 19, 1 << 18] {
             taken.extend(memory.take(&mut memory.state(), len));
         }
-        assert!(memory.serve(place, &asking(3, RING_MAX)));
+        assert!(memory.serve(place, &asking(4, RING_MAX)));
         let (number, len) = ring(&memory);
-        assert!(number == 3 && (8192..RING_MAX).contains(&len), "{len}");
+        assert!(number == 4 && (1 << 16..RING_MAX).contains(&len), "{len}");
         for extent in taken {
             memory.give(&mut memory.state(), extent);
         }
         assert_eq!(memory.quota.direct(), used + u64::from(len));
-        memory.state().allotment(place).unwrap().before = None;
+        left(4);
         assert!(
-            memory.serve(place, &asking(4, RING_MAX)),
+            memory.serve(place, &asking(5, RING_MAX)),
             "there is memory again"
         );
-        assert_eq!(ring(&memory), (4, RING_MAX));
+        assert_eq!(ring(&memory), (5, RING_MAX));
     }
 
     #[test]

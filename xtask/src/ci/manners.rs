@@ -102,7 +102,7 @@ const JOBS: &[Job] = &[
         45,
         "--test-threads=1 daemon:: daemon_operation:: daemon_polling:: daemon_remote_memory:: daemon_datagrams:: kills:: \
          hostile_clients:: c_library::c_uses_memory c_library::c_sends_and_receives --skip pipe_kills:: --skip ::direct \
-         --skip connections_are_direct --skip the_unit_is_one --skip the_service_manager --skip the_configuration_file --skip a_daemon_that_cannot_serve",
+         --skip the_unit_is_one --skip the_service_manager --skip the_configuration_file --skip a_daemon_that_cannot_serve",
     ),
 ];
 

@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::sync::mpsc::{self, RecvTimeoutError};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Barrier, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -299,6 +299,7 @@ pub(crate) fn locked() -> Locked {
 test_on_both_paths!(
     streams_of_any_length_arrive_whole,
     one_thread_receives_while_another_sends,
+    both_ends_may_send_64_000_bytes_before_they_receive,
     sent_bytes_arrive_after_the_sender_closed_and_exited,
     closing_without_reading_echoes_blocks_no_peer,
     an_application_that_is_killed_harms_its_own_connections_alone,
@@ -423,6 +424,42 @@ fn one_thread_receives_while_another_sends(path: DataPath) {
     assert_eq!(waits.join().unwrap(), Ok(4));
     assert_eq!(far.recv(&mut buffer).unwrap(), 0);
     drop((far, listener, client, server));
+    daemons.end();
+}
+
+fn both_ends_may_send_64_000_bytes_before_they_receive(path: DataPath) {
+    const TOTAL: usize = 64_000;
+    let _one = locked();
+    let daemons = Daemons::start_on(path);
+    let (client, server) = (daemons.attach(0), daemons.attach(1));
+    let listener = server.listen(7000, 8).unwrap();
+    for piece in [100, 7000] {
+        let near = client.connect(to(1, 7000)).unwrap();
+        let far = listener.accept().unwrap();
+        path.check(&near);
+        // Neither end receives before both have sent everything.
+        let have_sent = Arc::new(Barrier::new(2));
+        let ends = [near, far].map(|mut end| {
+            let have_sent = have_sent.clone();
+            thread::spawn(move || {
+                let all: Vec<u8> = (0..TOTAL).map(byte).collect();
+                for bytes in all.chunks(piece) {
+                    end.send_all(bytes).unwrap();
+                }
+                have_sent.wait();
+                let mut got = vec![0; TOTAL];
+                let mut at = 0;
+                while at < TOTAL {
+                    at += end.recv(&mut got[at..]).unwrap();
+                }
+                assert!(got == all, "other bytes");
+            })
+        });
+        for end in ends {
+            end.join().unwrap();
+        }
+    }
+    drop((listener, client, server));
     daemons.end();
 }
 

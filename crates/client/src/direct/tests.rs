@@ -147,6 +147,45 @@ proptest! {
     }
 }
 
+/// Two applications that both send before they receive must not wait for each other. The receiver may make its end late.
+#[test]
+fn a_stream_that_nobody_reads_holds_64_kib() {
+    for piece in [100, 5000] {
+        let ([mut near, _], memory) = pair();
+        let mut sent = Vec::new();
+        let mut is_full = false;
+        while !is_full {
+            let bytes: Vec<u8> = (sent.len()..)
+                .take(piece)
+                .map(|at| (at % 251) as u8)
+                .collect();
+            let before = sent.len();
+            for _ in 0..3 {
+                let (some, _) = near.connection.sending.send(&bytes).unwrap();
+                sent.extend(&bytes[..some]);
+                if some > 0 {
+                    break;
+                }
+                near.offer_ring();
+            }
+            is_full = sent.len() == before;
+        }
+        assert!(sent.len() >= 64 << 10, "{} of {piece}", sent.len());
+        let [there, back] = &memory;
+        let mut late = Side::new(back, there).unwrap();
+        let mut got = vec![0; sent.len() + 1];
+        let mut at = 0;
+        while let (Received::Bytes(some), _) =
+            late.connection.receiving.recv(&mut got[at..]).unwrap()
+        {
+            at += some;
+        }
+        assert!(got[..at] == sent, "{at} of {}", sent.len());
+        // From now on the rings grow as before.
+        assert!(near.connection.sending.send(&[1; 5000]).unwrap().0 > 0);
+    }
+}
+
 #[test]
 fn a_reader_that_sleeps_is_to_be_woken_in_its_way() {
     let ([mut near, mut far], _memory) = pair();
