@@ -413,8 +413,11 @@ impl IngressWriter {
     pub fn left(&mut self) -> Option<Extent> {
         let consumed = self.consumed_in_line();
         let is_free = !self.given.iter().any(|given| given.is_in_ring);
-        let is_left = |next: &mut ByteRing| is_free && next.from() <= consumed;
-        let next = self.later.pop_front_if(is_left)?;
+        let next = self.later.front()?;
+        if !is_free || next.from() > consumed {
+            return None;
+        }
+        let next = self.later.pop_front()?;
         Some(std::mem::replace(&mut self.ring, next).extent())
     }
 

@@ -37,12 +37,13 @@ pub(crate) struct Port {
 }
 
 impl Port {
-    /// Access flags for `access`. Without atomics the right to them is left out, because the device would
+    /// Access flags for `access`, without the order. Without atomics the right to them is left out, because the device would
     /// refuse it.
     pub(crate) fn rights(&self, access: Access) -> u32 {
+        let rights = access & Access::ALL;
         match self.has_atomics {
-            true => access.bits(),
-            false => access.bits() & !Access::REMOTE_ATOMIC.bits(),
+            true => rights.bits(),
+            false => rights.bits() & !Access::REMOTE_ATOMIC.bits(),
         }
     }
 

@@ -554,10 +554,12 @@ impl ProtectionDomain for IbvPd {
         }
         let limit = context.info().limits.max_mr;
         let ticket = context.counts.regions.take("memory regions", limit)?;
-        // Relaxed ordering is requested only from devices that have no other, because rings rely on the order of WRITEs.
+        // Otherwise relaxed ordering is requested only from devices that have no other, because programs rely on the order of
+        // WRITEs. A library that does not know it registers with the strict order, which is always legal.
         let rights = context.port().rights(access);
         let memory = (buffer.as_ptr(), buffer.len());
-        let relaxed = context.traits.registers_relaxed;
+        let is_asked = access.contains(Access::RELAXED_ORDERING) && context.raw.knows_relaxed();
+        let relaxed = context.traits.registers_relaxed || is_asked;
         let made = pd.object.register(memory, rights, relaxed);
         let mr = made.map_err(|error| refused("registering memory", error))?;
         let (lkey, rkey) = mr.keys();

@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, Ipv6Addr};
 
-use headworks_verbs::{DeviceName, Gid, Mtu, OpenError, Promises};
+use headworks_verbs::{DeviceName, Gid, Mtu, OpenError, Promises, Tuning};
 
 /// The options that the name of a device gives; `None` leaves a choice to the device or to the program.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -22,6 +22,8 @@ pub(crate) struct Options {
     pub(crate) pkey_index: Option<u16>,
     pub(crate) comp_vector: Option<u16>,
     pub(crate) cq_moderation: Option<Moderation>,
+    pub(crate) relaxed_ordering: Option<bool>,
+    pub(crate) inline_up_to: Option<u32>,
     ordered_between_writes: Option<bool>,
     atomic_aligned_8: Option<bool>,
     in_order_within_write: Option<u32>,
@@ -39,7 +41,7 @@ impl Subnet {
     fn parse(text: &str) -> Option<Self> {
         let (address, bits) = text.split_once('/')?;
         let address: IpAddr = address.parse().ok()?;
-        let bits: u32 = bits.parse().ok()?;
+        let bits: u32 = digits(bits)?.parse().ok()?;
         // An IPv4 address is the last 32 bits of its GID.
         let (before, length) = match address {
             IpAddr::V4(_) => (96, 32),
@@ -68,6 +70,12 @@ impl std::fmt::Display for Subnet {
     }
 }
 
+/// `text` if it is digits alone: a number without a sign.
+fn digits(text: &str) -> Option<&str> {
+    let are_all = text.bytes().all(|byte| byte.is_ascii_digit());
+    are_all.then_some(text)
+}
+
 /// The GID of an IP address.
 fn gid_of(address: IpAddr) -> Gid {
     Gid(match address {
@@ -87,14 +95,14 @@ impl Moderation {
     /// Reads `COUNT:MICROSECONDS`.
     fn parse(text: &str) -> Option<Self> {
         let (count, micros) = text.split_once(':')?;
-        let (count, micros) = (count.parse().ok()?, micros.parse().ok()?);
+        let (count, micros) = (digits(count)?.parse().ok()?, digits(micros)?.parse().ok()?);
         (count > 0).then_some(Self { count, micros })
     }
 }
 
 const LEGAL: &str = "port=N, gid_index=N, gid=ADDRESS, subnet=ADDRESS/BITS, mtu=BYTES, traffic_class=N, service_level=N, timeout=N, retry_count=N, \
                      rnr_retry=N, pkey_index=N, comp_vector=N, cq_moderation=COUNT:MICROSECONDS, ordered_between_writes=yes|no, atomic_aligned_8=yes|no, \
-                     in_order_within_write=all|no|BYTES, as in ibv:mlx5_0,gid_index=3";
+                     in_order_within_write=all|no|BYTES, relaxed_ordering=yes|no, inline_up_to=BYTES, as in ibv:mlx5_0,gid_index=3";
 const PORT: &str = "port=N, a number from 1 to 255";
 const GID_INDEX: &str = "gid_index=N, a number from 0 to 255";
 const GID: &str = "gid=ADDRESS, an IPv4 or IPv6 address of the port, as in gid=192.0.2.1; not together with gid_index or subnet";
@@ -110,6 +118,8 @@ const PKEY_INDEX: &str = "pkey_index=N, a number from 0 to 65535";
 const COMP_VECTOR: &str = "comp_vector=N, a number from 0 to 65535";
 const MODERATION: &str =
     "cq_moderation=COUNT:MICROSECONDS, a count from 1 to 65535 and microseconds from 0 to 65535";
+const RELAXED: &str = "relaxed_ordering=yes or relaxed_ordering=no";
+const INLINE: &str = "inline_up_to=BYTES, a number from 0 to 65535";
 const ORDERED: &str = "ordered_between_writes=yes or ordered_between_writes=no";
 const ATOMIC: &str = "atomic_aligned_8=yes or atomic_aligned_8=no";
 const IN_ORDER: &str =
@@ -127,7 +137,7 @@ impl Options {
             };
             let number = |lowest: u64, highest: u64, legal| {
                 value
-                    .filter(|text| text.bytes().all(|byte| byte.is_ascii_digit()))
+                    .and_then(digits)
                     .and_then(|text| text.parse::<u64>().ok())
                     .filter(|number| (lowest..=highest).contains(number))
                     .ok_or_else(|| refused(legal))
@@ -173,6 +183,8 @@ impl Options {
                 "pkey_index" => {
                     options.pkey_index = Some(number(0, 65_535, PKEY_INDEX)? as u16);
                 }
+                "relaxed_ordering" => options.relaxed_ordering = yes(RELAXED)?,
+                "inline_up_to" => options.inline_up_to = Some(number(0, 65_535, INLINE)? as u32),
                 "ordered_between_writes" => options.ordered_between_writes = yes(ORDERED)?,
                 "atomic_aligned_8" => options.atomic_aligned_8 = yes(ATOMIC)?,
                 "in_order_within_write" => {
@@ -197,6 +209,14 @@ impl Options {
             }
         }
         Ok(options)
+    }
+
+    /// The ways to use the device that the options select.
+    pub(crate) fn tuning(&self) -> Tuning {
+        Tuning {
+            relaxed_ordering: self.relaxed_ordering.unwrap_or(false),
+            inline_up_to: self.inline_up_to.unwrap_or(0),
+        }
     }
 
     /// The device's promises: those that the options declare, else those of `known`.
@@ -227,7 +247,8 @@ mod tests {
         assert_eq!(of("").unwrap(), Options::default());
         let all = of(
             ",port=2,gid_index=3,mtu=2048,traffic_class=106,service_level=15,timeout=0,\
-                     retry_count=7,rnr_retry=1,pkey_index=65535,comp_vector=9,cq_moderation=16:50",
+                     retry_count=7,rnr_retry=1,pkey_index=65535,comp_vector=9,cq_moderation=16:50,\
+                     relaxed_ordering=yes,inline_up_to=64",
         )
         .unwrap();
         let expected = Options {
@@ -245,6 +266,8 @@ mod tests {
                 count: 16,
                 micros: 50,
             }),
+            relaxed_ordering: Some(true),
+            inline_up_to: Some(64),
             ..Options::default()
         };
         assert_eq!(all, expected);
@@ -319,6 +342,11 @@ mod tests {
             ("comp_vector=-1", COMP_VECTOR),
             ("cq_moderation=0:1", MODERATION),
             ("cq_moderation=5", MODERATION),
+            ("cq_moderation=+16:50", MODERATION),
+            ("subnet=192.0.2.0/+24", SUBNET),
+            ("relaxed_ordering=1", RELAXED),
+            ("inline_up_to=65536", INLINE),
+            ("inline_up_to", INLINE),
             ("ordered_between_writes", ORDERED),
             ("atomic_aligned_8=maybe", ATOMIC),
             ("in_order_within_write=0", IN_ORDER),

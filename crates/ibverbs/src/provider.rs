@@ -288,6 +288,11 @@ fn find(api: &Api, sysfs: &Path, name: &DeviceName) -> Result<FoundDevice, OpenE
         return Err(refused(Refusal::OnlyRelaxed));
     }
     let limits = limits_of(&device, &tables.attr, findings.max_inline);
+    let tuning = port.options.tuning();
+    let (asked, highest) = (tuning.inline_up_to.into(), limits.max_inline.into());
+    within("inline_up_to", asked, highest, || {
+        format!("{called} sends inline")
+    })?;
     let info = DeviceInfo {
         name: name.clone(),
         description: format!("RDMA device {called} ({driver}), {choice}"),
@@ -310,6 +315,7 @@ fn find(api: &Api, sysfs: &Path, name: &DeviceName) -> Result<FoundDevice, OpenE
                 _ => Atomics::Device,
             },
         },
+        tuning,
     };
     let traits = DeviceTraits {
         region_bytes: device.max_mr_size,

@@ -148,6 +148,11 @@ impl Raw {
         library::huge_pages_are_safe(status, is_set)
     }
 
+    /// Whether the library can register memory with relaxed ordering.
+    pub(crate) fn knows_relaxed(&self) -> bool {
+        self.api.reg_mr_iova2.is_some()
+    }
+
     /// Whether the library can ask a device for the order of data.
     pub(crate) fn answers_data_in_order(&self) -> bool {
         self.api.query_qp_data_in_order.is_some()

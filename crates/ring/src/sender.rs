@@ -2,8 +2,6 @@
 
 use std::os::fd::BorrowedFd;
 
-use headworks_verbs::Sge;
-
 use crate::config::{CheckedConfig, Framing, LINE, Mode};
 use crate::endpoint::{ChainPosted, RingEndpoint, Signal, TrailingWrite, Usability};
 use crate::error::{LengthError, RingError, SendError};
@@ -238,12 +236,11 @@ impl Sender {
         if first.1.max(second.1) > self.ring.write_slots {
             return self.transmit_in_parts(publish);
         }
-        let piece = |(index, count): (u64, u64)| -> (usize, Sge) {
+        let inline_up_to = self.endpoint.inline_up_to();
+        let piece = |(index, count): (u64, u64)| {
+            let len = count as usize * self.ring.slot_size;
             let offset = self.slots.offset_of(index);
-            (
-                offset,
-                self.slots.sge(offset, count as usize * self.ring.slot_size),
-            )
+            self.slots.piece(offset, len, len <= inline_up_to)
         };
         let tail = self.policy.tail();
         let signaled = publish && self.policy.must_signal(tail);
@@ -285,7 +282,7 @@ impl Sender {
             let count = first.min(self.ring.write_slots);
             let offset = self.slots.offset_of(index);
             let bytes = count as usize * self.ring.slot_size;
-            let piece = (offset, self.slots.sge(offset, bytes));
+            let piece = self.slots.piece(offset, bytes, false);
             match self.endpoint.post(&[piece], None, Signal::NONE) {
                 Ok(ChainPosted::All) => {
                     self.stats.data_writes += 1;
@@ -339,7 +336,7 @@ impl Sender {
         };
         if self.ring.mode == Mode::Latency {
             header.lap = lap_of(self.policy.tail(), self.ring.slots);
-            return self.send_lap_word(index, count, header, &[], true);
+            return self.send_lap_word(index, count, header, None, true);
         }
         self.slots
             .set_word(self.slots.offset_of(index), header.word());
@@ -358,8 +355,7 @@ impl Sender {
                 kind: Kind::Long,
                 len: len32,
             };
-            let piece = (at.offset, self.slots.sge(at.offset, len));
-            return self.send_lap_word(at.index, at.count, header, &[piece], true);
+            return self.send_lap_word(at.index, at.count, header, Some((at.offset, len)), true);
         }
         let word = self.slots.last_word(at.index);
         self.slots.set_word(
@@ -371,7 +367,6 @@ impl Sender {
             }
             .word(),
         );
-        let piece = (at.offset, self.slots.sge(at.offset, word + 8 - at.offset));
         self.send_lap_word(
             at.index,
             at.count,
@@ -380,7 +375,7 @@ impl Sender {
                 kind: Kind::Message,
                 len: len32,
             },
-            &[piece],
+            Some((at.offset, word + 8 - at.offset)),
             false,
         )
     }
@@ -391,7 +386,7 @@ impl Sender {
         index: u64,
         count: u64,
         header: Header,
-        pieces: &[(usize, Sge)],
+        bytes: Option<(usize, usize)>,
         word_apart: bool,
     ) -> Result<(), SendError> {
         let tail = self.policy.tail().wrapping_add(count);
@@ -403,7 +398,12 @@ impl Sender {
             signaled,
         };
         for again in [true, false] {
-            match self.endpoint.post(pieces, announcement, signal) {
+            let piece = bytes.map(|(offset, len)| {
+                let is_inline = len <= self.endpoint.inline_up_to();
+                self.slots.piece(offset, len, is_inline)
+            });
+            let posted = self.endpoint.post(piece.as_slice(), announcement, signal);
+            match posted {
                 Ok(ChainPosted::All) => break,
                 // Completions make room. If none came, nothing has been announced: the caller retries.
                 Ok(ChainPosted::Part(_)) if again => self.poll()?,

@@ -23,7 +23,7 @@ use headworks_verbs::{
 };
 use headworks_wire::Malformed;
 
-use crate::config::{CheckedConfig, ConfigError, Framing, Mode, RingConfig};
+use crate::config::{CheckedConfig, ConfigError, Framing, LINE, Mode, RingConfig};
 use crate::endpoint::{Endpoint, RingEndpoint, Target};
 use crate::error::RingError;
 use crate::group::TailWord;
@@ -153,6 +153,8 @@ struct EndParts {
     cq: Option<Arc<dyn CompletionQueue>>,
     channel: Option<Arc<dyn CompletionChannel>>,
     staging: Option<Region>,
+    /// Length of the longest WRITE of slots that is posted inline.
+    inline_up_to: usize,
 }
 
 /// Checks that the WRITEs of groups, which are not signalled, cannot fill the send queue alone: it would
@@ -289,7 +291,11 @@ impl EndParts {
             max_recv_wr: receives,
             max_send_sge: 1,
             max_recv_sge: 1,
-            max_inline: 8.min(info.limits.max_inline),
+            max_inline: match role {
+                EndRole::Sender => info.tuning.inline_up_to.max(8),
+                EndRole::Receiver => 8,
+            }
+            .min(info.limits.max_inline),
         };
         let mut endpoint = create_endpoint(&*pd, [&cq, &cq], caps, 1)?;
         let request = AllocRequest {
@@ -301,7 +307,17 @@ impl EndParts {
             has_own_file: false,
         };
         let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
-        let region = pd.register(&device.alloc(&request)?, access)?;
+        // The slots of a receiver may become visible in any order before the word that announces them does. In latency mode no
+        // word announces them.
+        let is_relaxed =
+            info.tuning.relaxed_ordering && role == EndRole::Receiver && ring.mode != Mode::Latency;
+        let region = match is_relaxed {
+            true => pd.register(&device.alloc(&request)?, access | Access::RELAXED_ORDERING)?,
+            false => pd.register(&device.alloc(&request)?, access)?,
+        };
+        // The device may grant less than it was asked for.
+        let granted = endpoint.qp().caps().max_inline;
+        let inline_up_to = info.tuning.inline_up_to.min(granted) as usize;
         let staging = if endpoint.qp().caps().max_inline >= 8 {
             None
         } else {
@@ -314,10 +330,17 @@ impl EndParts {
             endpoint.owe(receives.into())?;
         }
         let (slots, tail_word) = match place {
-            None => (
-                SlotArray::new(region, ring.slot_size, config.misaligned_by),
-                None,
-            ),
+            None => {
+                let mut slots = SlotArray::new(region, ring.slot_size, config.misaligned_by);
+                if is_relaxed {
+                    let line = device.alloc(&AllocRequest {
+                        len: LINE,
+                        ..request
+                    })?;
+                    slots = slots.with_cursor_in(pd.register(&line, access)?);
+                }
+                (slots, None)
+            }
             Some(GroupPlacement { word, .. }) => {
                 let slots = SlotArray::new(region, ring.slot_size, config.misaligned_by);
                 (slots.with_cursor(word.at.clone(), word.start), Some(word))
@@ -333,7 +356,10 @@ impl EndParts {
             slot_size: ring.slot_size as u64,
             framing: ring.framing,
             memory: slots.remote(),
-            cursor: tail_word.map_or_else(|| slots.remote(), |word| word.remote),
+            cursor: match tail_word {
+                Some(word) => word.remote,
+                None => slots.cursor_apart().unwrap_or_else(|| slots.remote()),
+            },
             cursor_start: tail_word.map_or(0, |word| word.start),
         };
         Ok(Self {
@@ -344,6 +370,7 @@ impl EndParts {
             cq: place.is_none().then_some(cq),
             channel,
             staging,
+            inline_up_to,
         })
     }
 
@@ -414,6 +441,7 @@ impl EndParts {
             target,
             notify,
             self.staging,
+            self.inline_up_to,
         );
         Ok((ring, self.slots, endpoint))
     }

@@ -15,6 +15,7 @@ use headworks_shm::{CursorRef, View};
 use headworks_verbs::{Buffer, Region, RemoteAddr, Sge};
 
 use crate::config::LINE;
+use crate::endpoint::Piece;
 
 /// Bytes in front of the array: the cursor's cache line.
 pub(crate) const ARRAY: usize = LINE;
@@ -34,6 +35,8 @@ pub(crate) struct SlotArray {
     region: Region,
     /// Offset of this end's memory in the region, in bytes. It begins with the cursor's line.
     base: usize,
+    /// Region of the cursor, if it is not in front of the array. Its registration ends with this end.
+    cursor_region: Option<Region>,
 }
 
 impl SlotArray {
@@ -54,6 +57,7 @@ impl SlotArray {
             slot_size,
             region,
             base,
+            cursor_region: None,
         }
     }
 
@@ -69,6 +73,20 @@ impl SlotArray {
             cursor_start: start,
             ..self
         }
+    }
+
+    /// Moves the cursor to the beginning of a region of its own, which is fresh memory.
+    pub(crate) fn with_cursor_in(self, region: Region) -> Self {
+        Self {
+            cursor: view_of(&region, 0).cursor_ref(0).ok(),
+            cursor_region: Some(region),
+            ..self
+        }
+    }
+
+    /// Address that the peer writes its cursor to, if it is not in front of the array or in a group's tail array.
+    pub(crate) fn cursor_apart(&self) -> Option<RemoteAddr> {
+        self.cursor_region.as_ref().map(|region| region.remote(0))
     }
 
     /// Reads the cursor that the peer writes.
@@ -169,6 +187,17 @@ impl SlotArray {
         // device has read what was here before: a completion or its own promise said so. By the ring's
         // contract, nobody else writes to a sender's array.
         unsafe { std::slice::from_raw_parts_mut(start, len) }
+    }
+
+    /// Returns bytes of the array to post, with themselves if they are to be posted inline. They are this end's until the
+    /// receiver has released them.
+    #[inline(always)]
+    pub(crate) fn piece(&self, offset: usize, len: usize, is_inline: bool) -> Piece<'_> {
+        Piece {
+            offset,
+            sge: self.sge(offset, len),
+            inline: is_inline.then(|| self.bytes_at(offset, len)),
+        }
     }
 
     /// Returns a scatter/gather entry for bytes of the array.

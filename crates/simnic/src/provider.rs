@@ -209,6 +209,7 @@ fn info(name: &DeviceName, preset: &Preset) -> DeviceInfo {
         _ => Mtu::B4096,
     };
     DeviceInfo {
+        tuning: headworks_verbs::Tuning::default(),
         name: name.clone(),
         description: format!("simulated RNIC, preset {}, in virtual time", preset.name),
         driver: None,

@@ -21,7 +21,8 @@
 //!
 //! - Completions of a queue pair come in posting order, each once. A request completes only when it and all
 //!   requests before it are placed.
-//! - With `ordered_between_writes`, a WRITE's first byte is placed after the last byte of the WRITE before.
+//! - With `ordered_between_writes`, a WRITE's first byte is placed after the last byte of the WRITE before, unless both are to
+//!   regions with [`Access::RELAXED_ORDERING`](headworks_verbs::Access::RELAXED_ORDERING): such WRITEs mix with each other.
 //!   Without it, WRITEs of a queue pair mix, but only with each other: SENDs, immediates and atomics wait for
 //!   the requests before them. Later WRITEs that are not fenced may overtake a READ, as the specification
 //!   allows.

@@ -123,13 +123,17 @@ fn fill(buffer: &Arc<dyn Buffer>, byte: u8) {
 }
 
 /// Returns whether the buffer holds nothing but `byte`.
-#[allow(unsafe_code)]
 fn holds(buffer: &Arc<dyn Buffer>, byte: u8) -> bool {
-    let words = buffer.as_ptr().cast::<u64>();
-    (0..buffer.len() / 8).all(|at| {
+    words_of(buffer).all(|word| word == u64::from_ne_bytes([byte; 8]))
+}
+
+/// The words of a buffer, whose length must be a multiple of 8.
+#[allow(unsafe_code)]
+fn words_of(buffer: &Arc<dyn Buffer>) -> impl Iterator<Item = u64> + use<> {
+    let buffer = buffer.clone();
+    (0..buffer.len() / 8).map(move |at| {
         // SAFETY: as above.
-        let word = unsafe { words.add(at).read_volatile() };
-        word == u64::from_ne_bytes([byte; 8])
+        unsafe { buffer.as_ptr().cast::<u64>().add(at).read_volatile() }
     })
 }
 
@@ -163,7 +167,12 @@ impl TestQp {
     }
 
     fn post(&mut self, op: SendOp) {
-        let sges = [self.region.sge(0, 8)];
+        self.post_bytes(op, 8);
+    }
+
+    /// Posts a request of the region's first `len` bytes.
+    fn post_bytes(&mut self, op: SendOp, len: u32) {
+        let sges = [self.region.sge(0, len)];
         let wr = SendWr {
             wr_id: 7,
             op,

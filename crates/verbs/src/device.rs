@@ -28,7 +28,7 @@ pub struct Promises {
 }
 
 /// Largest counts and sizes that a device supports.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct DeviceLimits {
     /// Queue pairs.
     pub max_qp: u32,
@@ -95,6 +95,40 @@ pub struct DeviceInfo {
     pub promises: Promises,
     /// Optional parts of verbs that the device has.
     pub abilities: Abilities,
+    /// What its name selects among the ways to use it.
+    pub tuning: Tuning,
+}
+
+impl DeviceInfo {
+    /// A device of this name with nothing else: no limits above 0, and no promises.
+    pub fn named(name: DeviceName) -> Self {
+        Self {
+            name,
+            description: String::new(),
+            driver: None,
+            network: 0,
+            gid: Gid::default(),
+            lid: None,
+            roce: None,
+            pkey: None,
+            mtu: Mtu::B1024,
+            numa_node: None,
+            limits: DeviceLimits::default(),
+            promises: Promises::default(),
+            abilities: Abilities::ALL,
+            tuning: Tuning::default(),
+        }
+    }
+}
+
+/// Ways to use a device that are faster on some hardware and slower on other, so that its name must ask for them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Tuning {
+    /// Whether a ring's slots are registered with [`Access::RELAXED_ORDERING`](crate::Access::RELAXED_ORDERING), apart from the
+    /// word that announces them.
+    pub relaxed_ordering: bool,
+    /// Length of the longest WRITE of a ring's slots that is posted inline, in bytes. 0: none is.
+    pub inline_up_to: u32,
 }
 
 /// Parts of verbs that not every device has. All devices have reliable connections (RC).

@@ -48,7 +48,7 @@ pub use counters::{CqCounters, QpCounters};
 pub use datagram::{AddressHandle, AhInit, AhKey, Destination, GRH_BYTES, Grh};
 pub use device::{
     Abilities, AsyncEvent, Atomics, Device, DeviceInfo, DeviceLimits, DeviceOpener, Promises,
-    ProtectionDomain, Provider,
+    ProtectionDomain, Provider, Tuning,
 };
 pub use device_name::{DeviceName, NameError};
 pub use error::{ModifyError, OpenError, PollError, PostError, PostErrorKind, ResourceError};

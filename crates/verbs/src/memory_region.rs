@@ -11,7 +11,8 @@ use headworks_wire::{Decoder, Encoder, Field, Malformed, Output};
 use crate::error::ResourceError;
 
 bitflags::bitflags! {
-    /// Access rights of a registered region, in libibverbs' encoding. Combine with `|`. Local reads are always allowed.
+    /// Access rights of a registered region, and the order of WRITEs to it, in libibverbs' encoding. Combine with `|`. Local
+    /// reads are always allowed.
     #[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
     pub struct Access: u32 {
         /// The device may only read the region, for this process's own requests.
@@ -26,6 +27,10 @@ bitflags::bitflags! {
         const REMOTE_ATOMIC = 8;
         /// All access rights.
         const ALL = 15;
+        /// No right: WRITEs to the region may become visible in any order among themselves (PCIe relaxed ordering). A later
+        /// WRITE to a region without this flag becomes visible after them, as a completion does. A device that knows no such
+        /// order ignores it.
+        const RELAXED_ORDERING = 1 << 20;
     }
 }
 
@@ -45,6 +50,7 @@ impl fmt::Debug for Access {
             (Self::REMOTE_WRITE, "remote write"),
             (Self::REMOTE_READ, "remote read"),
             (Self::REMOTE_ATOMIC, "remote atomic"),
+            (Self::RELAXED_ORDERING, "relaxed ordering"),
         ];
         let allowed: Vec<_> = names
             .iter()

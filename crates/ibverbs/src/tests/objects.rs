@@ -86,6 +86,10 @@ fn options_beyond_port_limits_are_refused_with_the_limits() {
             "pkey_index=2",
             "pkey_index=2 is more than port 1 of stub0 has in its table: at most 1",
         ),
+        (
+            "inline_up_to=257",
+            "inline_up_to=257 is more than stub0 sends inline: at most 192",
+        ),
     ] {
         let error = open(&format!("ibv:stub0,{options}")).map(drop).unwrap_err();
         assert!(matches!(error, OpenError::OptionLimit { .. }), "{error}");

@@ -8,10 +8,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use headworks_verbs::{
     Access, AddressHandle, AhInit, AllocRequest, AsyncEvent, Buffer, Completion, CompletionChannel,
-    CompletionQueue, CqId, CqInit, Device, DeviceInfo, DeviceLimits, Gid, Instant, ModifyError,
-    Mtu, Opcode, Payload, PollError, PostError, PostErrorKind, Promises, ProtectionDomain, QpAttr,
-    QpCaps, QpInit, QpState, QpType, Qpn, QueuePair, RecvWr, Region, ResourceError, SendFlags,
-    SendOp, SendWr, Sge, SharedReceiveQueue, SrqInit, Status,
+    CompletionQueue, CqId, CqInit, Device, DeviceInfo, DeviceLimits, Instant, ModifyError, Opcode,
+    Payload, PollError, PostError, PostErrorKind, ProtectionDomain, QpAttr, QpCaps, QpInit,
+    QpState, QpType, Qpn, QueuePair, RecvWr, Region, ResourceError, SendFlags, SendOp, SendWr, Sge,
+    SharedReceiveQueue, SrqInit, Status,
 };
 
 /// Longest message, in bytes.
@@ -267,17 +267,6 @@ impl Script {
                 ..State::default()
             })),
             info: Arc::new(DeviceInfo {
-                name: "script".parse().expect("a name"),
-                description: String::new(),
-                driver: None,
-                network: 0,
-                gid: Gid::default(),
-                lid: None,
-                roce: None,
-                abilities: headworks_verbs::Abilities::ALL,
-                pkey: None,
-                mtu: Mtu::default(),
-                numa_node: None,
                 limits: DeviceLimits {
                     max_qp: many,
                     max_qp_wr: many,
@@ -292,7 +281,7 @@ impl Script {
                     max_rd_atomic: 16,
                     max_message: MAX_MESSAGE,
                 },
-                promises: Promises::default(),
+                ..DeviceInfo::named("script".parse().expect("a name"))
             }),
             nothing: Arc::new(File::open("/dev/null").expect("/dev/null")),
         }

@@ -24,6 +24,8 @@ pub(crate) struct RingEndpoint {
     /// Words that cursors are sent from. `None` if the device can send a word inline.
     staging: Option<Region>,
     staged: usize,
+    /// Length of the longest piece of the array that is posted inline.
+    inline_up_to: usize,
     noticed: ImmCursor,
     /// Completions that the group handed over since the last poll.
     handed: PollResult,
@@ -75,6 +77,31 @@ impl ImmCursor {
     }
 }
 
+/// A part of this end's array, which is written to the same place of the peer's.
+#[derive(Clone, Copy)]
+pub(crate) struct Piece<'a> {
+    /// Where it begins in the array, in bytes.
+    pub(crate) offset: usize,
+    pub(crate) sge: Sge,
+    /// Its bytes, if they are to be posted inline.
+    pub(crate) inline: Option<&'a [u8]>,
+}
+
+impl Piece<'_> {
+    /// The WRITE of this piece to `to`, unsignalled.
+    #[inline(always)]
+    fn write(&self, to: RemoteAddr) -> SendWr<'_> {
+        let request = write(&self.sge, to);
+        match self.inline {
+            Some(bytes) => SendWr {
+                payload: Payload::Inline(bytes),
+                ..request
+            },
+            None => request,
+        }
+    }
+}
+
 /// A word that is written after the pieces of a chain.
 #[derive(Clone, Copy)]
 pub(crate) enum TrailingWrite {
@@ -116,6 +143,7 @@ impl RingEndpoint {
         peer: Target,
         notify: bool,
         staging: Option<Region>,
+        inline_up_to: usize,
     ) -> Self {
         Self {
             endpoint,
@@ -125,9 +153,16 @@ impl RingEndpoint {
             notify,
             staging,
             staged: 0,
+            inline_up_to,
             noticed: ImmCursor::default(),
             handed: PollResult::default(),
         }
+    }
+
+    /// Length of the longest piece of the array that is to be posted inline.
+    #[inline(always)]
+    pub(crate) fn inline_up_to(&self) -> usize {
+        self.inline_up_to
     }
 
     pub(crate) fn endpoint(&self) -> &Endpoint {
@@ -139,7 +174,7 @@ impl RingEndpoint {
     /// caller may post the same chain again, because the peer reads nothing that is not announced.
     pub(crate) fn post(
         &mut self,
-        pieces: &[(usize, Sge)],
+        pieces: &[Piece<'_>],
         announcement: Option<TrailingWrite>,
         signal: Signal,
     ) -> Result<ChainPosted, RingError> {
@@ -156,8 +191,8 @@ impl RingEndpoint {
         };
         let bytes = word.to_ne_bytes();
         let piece = |at: usize| {
-            let (offset, sge) = &pieces[at];
-            write(sge, self.peer.array(*offset))
+            let piece = &pieces[at];
+            piece.write(self.peer.array(piece.offset))
         };
         let announce = |announcement: TrailingWrite| {
             let op = match announcement {
@@ -200,7 +235,7 @@ impl RingEndpoint {
     #[inline(always)]
     pub(crate) fn post_plainly(
         &mut self,
-        (offset, sge): (usize, Sge),
+        piece: Piece<'_>,
         cursor: u64,
         signaled: bool,
     ) -> Option<Result<ChainPosted, RingError>> {
@@ -208,7 +243,7 @@ impl RingEndpoint {
             return None;
         }
         let word = cursor.wrapping_add(self.peer.cursor_start).to_ne_bytes();
-        let slots = write(&sge, self.peer.array(offset));
+        let slots = piece.write(self.peer.array(piece.offset));
         let tail = write_word(&word, self.peer.cursor, cursor, signaled);
         Some(self.endpoint.post(&[slots, tail]))
     }

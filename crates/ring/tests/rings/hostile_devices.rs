@@ -26,6 +26,13 @@ pub(crate) const DECLARED: [&str; 4] = [
     ",ordered_between_writes=no,atomic_aligned_8=no",
 ];
 
+/// Options of a device's name that change how a ring uses the device.
+const TUNED: [&str; 3] = [
+    "",
+    ",relaxed_ordering=yes",
+    ",relaxed_ordering=yes,inline_up_to=96",
+];
+
 /// Opens two hostile hosts without the promises that `less` withdraws.
 fn hostile(seed: u64, less: &str) -> Hosts {
     Hosts::named(
@@ -61,9 +68,10 @@ proptest! {
     fn every_message_arrives_once_in_order_whatever_the_device_does(
         seed in any::<u64>(),
         less in 0..DECLARED.len(),
+        tuned in 0..TUNED.len(),
         rings in proptest::collection::vec((rings(), proptest::collection::vec(op(), 0..200)), 1..4),
     ) {
-        let hosts = hostile(seed, DECLARED[less]);
+        let hosts = hostile(seed, &[DECLARED[less], TUNED[tuned]].concat());
         for (config, ops) in rings {
             let (tx, rx) = hosts.ring(&config);
             let mode = agreed(config.mode, DECLARED[less]);
@@ -201,10 +209,14 @@ pub(crate) fn shapes() -> Vec<RingConfig> {
 #[test]
 fn two_threads_over_a_hostile_device() {
     for (number, config) in shapes().into_iter().enumerate() {
-        for less in DECLARED {
+        for (less, tuned) in DECLARED
+            .into_iter()
+            .zip(TUNED.into_iter().cycle())
+            .chain([("", TUNED[1])])
+        {
             let seed = 100 + number as u64;
-            let hosts = hostile(seed, less);
-            println!("seed {seed}{less}: {config:?}");
+            let hosts = hostile(seed, &[less, tuned].concat());
+            println!("seed {seed}{less}{tuned}: {config:?}");
             let (mut tx, mut rx) = hosts.ring(&config);
             std::thread::scope(|scope| {
                 let sending = scope.spawn(|| send(&mut tx, COUNT));

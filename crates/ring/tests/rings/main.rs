@@ -21,6 +21,7 @@ mod parts;
 mod sleeping_ends;
 mod staged;
 mod threads;
+mod tuning;
 
 /// Entry point of the processes that [`kills`], [`group_peers`] and [`hostile_processes`] start; does nothing
 /// elsewhere.

@@ -15,7 +15,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use headworks_shm::Registry;
-use headworks_verbs::{Device, DeviceInfo, DeviceName, Gid, Mtu, OpenError, Promises, Provider};
+use headworks_verbs::{
+    Device, DeviceInfo, DeviceName, Gid, Mtu, OpenError, Promises, Provider, Tuning,
+};
 
 use crate::control::device::SoftDevice;
 use crate::datapath::context::{Context, ContextMode};
@@ -107,6 +109,7 @@ pub(crate) fn info(name: &DeviceName) -> DeviceInfo {
         lid: None,
         roce: None,
         abilities: headworks_verbs::Abilities::ALL,
+        tuning: Tuning::default(),
         pkey: None,
         mtu: Mtu::B4096,
         numa_node: None,
@@ -130,6 +133,7 @@ fn info_as(name: &DeviceName, options: &Options) -> DeviceInfo {
     let mut info = info(name);
     info.promises.ordered_between_writes &= options.ordered_between_writes;
     info.promises.atomic_aligned_8 &= options.atomic_aligned_8;
+    info.tuning = options.tuning;
     if let Some(rules) = &options.rules {
         info.promises.in_order_within_write = 0;
         let seed = rules.seed();

@@ -119,6 +119,12 @@ impl MrKeyCheck {
         entry.mapped.span(addr.wrapping_sub(entry.addr), len)
     }
 
+    /// Whether the region of `key` has these flags, if its translation is cached.
+    pub(crate) fn allows(&self, key: u32, flags: Access) -> bool {
+        self.known(key)
+            .is_some_and(|entry| entry.access.contains(flags))
+    }
+
     /// Prefetches the memory of `sge` for writing, if its translation is cached.
     #[inline(always)]
     pub(crate) fn prefetch_write(&self, sge: &Sge) {

@@ -1,8 +1,9 @@
 //! The options of a soft device's name.
 
-use headworks_verbs::{DeviceName, OpenError};
+use headworks_verbs::{DeviceName, OpenError, Tuning};
 
 use super::{Rules, rules};
+use crate::table::limits::LIMITS;
 
 /// The options that the name of a soft device selects.
 #[derive(Clone, Debug)]
@@ -13,12 +14,15 @@ pub(crate) struct Options {
     pub(crate) non_temporal: bool,
     /// Whether a peer's death fails only requests.
     pub(crate) silent_deaths: bool,
+    /// How rings use the device.
+    pub(crate) tuning: Tuning,
     /// The fault rules, if the device is hostile.
     pub(crate) rules: Option<Rules>,
 }
 
 const LEGAL: &str = "hostile, seed=N, kills=N and losses=N with it, ordered_between_writes=yes|no, \
-                     atomic_aligned_8=yes|no, non_temporal=yes|no, silent_deaths=yes|no, as in soft:h2,hostile,seed=7";
+                     atomic_aligned_8=yes|no, non_temporal=yes|no, silent_deaths=yes|no, relaxed_ordering=yes|no, inline_up_to=BYTES, \
+                     as in soft:h2,hostile,seed=7";
 const BARE: &str = "hostile takes no value; seed=N selects the faults";
 const SEED: &str = "seed=N, a number from 0 to 18446744073709551615, with hostile";
 const KILLS: &str = "kills=N, one request in N from 1 to 4294967295 kills its queue pair, or kills=no, with hostile";
@@ -27,6 +31,8 @@ const ORDERED: &str = "ordered_between_writes=yes or ordered_between_writes=no";
 const ATOMIC: &str = "atomic_aligned_8=yes or atomic_aligned_8=no";
 const NON_TEMPORAL: &str = "non_temporal=yes or non_temporal=no";
 const SILENT_DEATHS: &str = "silent_deaths=yes or silent_deaths=no";
+const RELAXED: &str = "relaxed_ordering=yes or relaxed_ordering=no";
+const INLINE: &str = "inline_up_to=BYTES, a number from 0 to 1024";
 
 impl Options {
     /// Reads the options of a name. An error names the illegal option and what is legal.
@@ -41,6 +47,8 @@ impl Options {
             Some(Some("no")) => Ok(false),
             Some(other) => Err(refused(key, other, legal)),
         };
+        let is_set =
+            |key: &str, legal| Ok::<_, OpenError>(name.option(key).is_some() && yes(key, legal)?);
         let number = |value: Option<&str>| {
             let digits = value.filter(|text| text.bytes().all(|byte| byte.is_ascii_digit()));
             digits.and_then(|text| text.parse::<u64>().ok())
@@ -53,6 +61,7 @@ impl Options {
         };
         let (mut hostile, mut seed) = (false, None);
         let (mut kills, mut losses) = (None, None);
+        let mut inline_up_to = 0;
         for (key, value) in name.options() {
             match (key, value) {
                 ("hostile", None) => hostile = true,
@@ -63,11 +72,16 @@ impl Options {
                 },
                 ("kills", _) => kills = mean(key, value, KILLS)?,
                 ("losses", _) => losses = mean(key, value, LOSSES)?,
+                ("inline_up_to", _) => match number(value) {
+                    Some(bytes) if bytes <= LIMITS.max_inline.into() => inline_up_to = bytes as u32,
+                    _ => return Err(refused(key, value, INLINE)),
+                },
                 (
                     "ordered_between_writes"
                     | "atomic_aligned_8"
                     | "non_temporal"
-                    | "silent_deaths",
+                    | "silent_deaths"
+                    | "relaxed_ordering",
                     _,
                 ) => {}
                 _ => return Err(refused(key, value, LEGAL)),
@@ -96,8 +110,11 @@ impl Options {
             ordered_between_writes: yes("ordered_between_writes", ORDERED)?,
             atomic_aligned_8: yes("atomic_aligned_8", ATOMIC)?,
             non_temporal: yes("non_temporal", NON_TEMPORAL)?,
-            silent_deaths: name.option("silent_deaths").is_some()
-                && yes("silent_deaths", SILENT_DEATHS)?,
+            silent_deaths: is_set("silent_deaths", SILENT_DEATHS)?,
+            tuning: Tuning {
+                relaxed_ordering: is_set("relaxed_ordering", RELAXED)?,
+                inline_up_to,
+            },
             rules,
         })
     }

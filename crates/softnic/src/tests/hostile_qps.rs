@@ -37,6 +37,60 @@ fn polls_of_a_write(verdict: Verdict) -> (u32, Duration) {
     (polls, clock::now().since(before))
 }
 
+/// Posts WRITEs to the two regions of a peer, as whose `accesses` say, one after the other. Returns whether the second one's
+/// bytes were seen while some of the first one's were missing, with any of many seeds.
+fn overtakes(accesses: [Access; 2]) -> bool {
+    const LEN: usize = 1024;
+    (0..40).any(|seed| {
+        let fabric = Fabric::new();
+        let info = info(&"soft:h1,hostile".parse().unwrap());
+        let mode = ContextMode {
+            rules: Some(Rules::new(seed).with(rules::scatter(8))),
+            ..ContextMode::default()
+        };
+        let context = Context::open_as(fabric.dir.clone(), info, mode).unwrap();
+        let near = TestQp::new(SoftDevice::over(context.clone()), None, 16);
+        let mut ends = [near, TestQp::new(fabric.open("soft:h2"), None, 16)];
+        connect(&mut ends);
+        let [near, far] = &mut ends;
+        let targets = accesses.map(|access| {
+            let buffer: Arc<dyn Buffer> = far.device.alloc(&AllocRequest::of(LEN)).unwrap();
+            far.device.register(PD, &buffer, access).unwrap()
+        });
+        let alone = context.progress.service();
+        let mut out = [Completion::default(); 4];
+        let mut has_overtaken = false;
+        // The device knows the order of a region from the first request on.
+        for byte in [1, 2] {
+            fill(near.region.buffer(), byte);
+            for target in &targets {
+                near.post_bytes(SendOp::Write(target.remote(0)), LEN as u32);
+            }
+            let mut completed = 0;
+            until("the WRITEs", || {
+                let [first, second] = &targets;
+                let word = u64::from_ne_bytes([byte; 8]);
+                let has_begun = words_of(second.buffer()).any(|found| found == word);
+                has_overtaken |= has_begun && !holds(first.buffer(), byte);
+                completed += near.cq.poll(&mut out).unwrap();
+                completed == targets.len()
+            });
+        }
+        drop(alone);
+        has_overtaken
+    })
+}
+
+#[test]
+fn writes_to_regions_with_relaxed_ordering_mix_with_each_other_alone() {
+    let strict = Access::ALL;
+    let relaxed = Access::ALL | Access::RELAXED_ORDERING;
+    assert!(overtakes([relaxed, relaxed]));
+    for accesses in [[relaxed, strict], [strict, relaxed], [strict, strict]] {
+        assert!(!overtakes(accesses), "{accesses:?}");
+    }
+}
+
 #[test]
 fn a_request_rests_as_long_as_the_rule_says() {
     // A poll makes four steps at most.

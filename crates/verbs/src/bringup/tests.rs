@@ -4,7 +4,6 @@ use super::*;
 use crate::error::PostError;
 use crate::queue_pair::QpCaps;
 use crate::work_request::{RecvWr, SendWr};
-use crate::{DeviceLimits, Promises};
 
 /// Records the attributes of each modify.
 #[derive(Default)]
@@ -40,34 +39,14 @@ impl QueuePair for FakeQp {
 pub(crate) fn device(prefix: u8, port: u8, lid: u16) -> DeviceInfo {
     let mut gid = Gid::default();
     (gid.0[0], gid.0[15]) = (prefix, port);
-    DeviceInfo {
-        name: "paper".parse().unwrap(),
-        description: String::new(),
-        network: 0,
+    let mut device = DeviceInfo {
         gid,
         lid: Lid::new(lid),
-        roce: None,
-        abilities: crate::Abilities::ALL,
-        pkey: None,
         mtu: Mtu::B4096,
-        driver: None,
-        numa_node: None,
-        limits: DeviceLimits {
-            max_qp: 1,
-            max_qp_wr: 1,
-            max_sge: 1,
-            max_inline: 0,
-            max_cq: 1,
-            max_cqe: 1,
-            max_mr: 1,
-            max_ah: 1,
-            max_srq: 1,
-            max_srq_wr: 1,
-            max_rd_atomic: 4,
-            max_message: 1,
-        },
-        promises: Promises::default(),
-    }
+        ..DeviceInfo::named("paper".parse().unwrap())
+    };
+    device.limits.max_rd_atomic = 4;
+    device
 }
 
 fn start(device: &DeviceInfo, qp: &mut FakeQp) -> BringUp {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use headworks_faults::Random;
-use headworks_verbs::{Duration, Instant, Opcode, QpState, Qpn, SendFlags, SendOp, Status};
+use headworks_verbs::{Access, Duration, Instant, Opcode, QpState, Qpn, SendFlags, SendOp, Status};
 
 use super::QpCore;
 use super::engine::{Outcome, Request};
@@ -381,13 +381,22 @@ impl Backlog {
                 .map_or(0, |at| at + 1),
             false => LOOKAHEAD,
         };
+        // A region that no request was executed on yet counts as one that keeps the order.
+        let relaxes = |op: &SendOp| match op {
+            SendOp::Write(to) => self.engine.remote.allows(to.rkey, Access::RELAXED_ORDERING),
+            _ => false,
+        };
         for (at, later) in self.list.iter().enumerate().take(until.min(LOOKAHEAD)) {
             if later.ended().is_some() {
                 continue;
             }
             let fenced = later.flags.contains(SendFlags::FENCE);
             let mut before = self.list.iter().take(at).filter(|w| w.ended().is_none());
-            if before.all(|earlier| may_pass(&later.op, fenced, &earlier.op, ordered)) {
+            let is_relaxed = relaxes(&later.op);
+            if before.all(|earlier| {
+                let ordered = ordered && !(is_relaxed && relaxes(&earlier.op));
+                may_pass(&later.op, fenced, &earlier.op, ordered)
+            }) {
                 open.push(at);
             }
         }
