@@ -614,8 +614,14 @@ impl Daemon {
                 // Nothing to do: the domain discards the remaining completions of a failed queue pair without
                 // this event.
                 AsyncEvent::QpLastWqe(_) => {}
-                // The device says itself what changed, if anything that is in use did.
-                AsyncEvent::PortChanged(_) => {}
+                AsyncEvent::GidChanged(_)
+                | AsyncEvent::PKeyChanged(_)
+                | AsyncEvent::LidChanged(_)
+                | AsyncEvent::PortDown(_) => {
+                    if let Some(failure) = self.device.port_failure() {
+                        tracing::warn!("{}: {failure}", self.device.info().name);
+                    }
+                }
                 event => tracing::warn!("asynchronous event of the device: {event:?}"),
             }
         }

@@ -18,7 +18,7 @@ use headworks_net::{ControlStream, NetError, WaitLimit, WaitPhase};
 use headworks_ring::{
     HeldMessage, LengthError, Mode, Receiver, Reservation, RingConfig, RingError, SendError, Sender,
 };
-use headworks_verbs::{Device, Duration, Instant};
+use headworks_verbs::{Device, Duration, Instant, PortFailure};
 
 use crate::connect::{self, ConnectError};
 
@@ -37,6 +37,9 @@ pub enum BlockingError {
     /// The ring is broken.
     #[error(transparent)]
     Broken(RingError),
+    /// The device's port lost what the connection uses, or is down and the retries are used up.
+    #[error("the connection broke: {0}")]
+    Port(PortFailure),
     /// The interrupt's descriptor was readable.
     #[error("interrupted")]
     Interrupted,

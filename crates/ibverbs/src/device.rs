@@ -8,9 +8,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use headworks_verbs::{
     Access, AddressHandle, AhInit, AhKey, AllocRequest, AsyncEvent, Buffer, Completion,
-    CompletionChannel, CompletionQueue, CqInit, Device, DeviceInfo, Instant, PKey, Pages,
-    ProtectionDomain, QpInit, QpType, Qpn, QueuePair, Region, ResourceError, SharedReceiveQueue,
-    SrqInit, Status,
+    CompletionChannel, CompletionQueue, CqInit, Device, DeviceInfo, Instant, Pages, PortChange,
+    PortFailure, ProtectionDomain, QpInit, QpState, QpType, Qpn, QueuePair, Region, ResourceError,
+    SharedReceiveQueue, SrqInit, Status,
 };
 
 use crate::abi;
@@ -134,6 +134,9 @@ pub(crate) struct Context {
     next_vector: AtomicU32,
     /// Whether the device reported that the port's tables changed, and they were not read again yet.
     is_port_stale: AtomicBool,
+    is_port_down: AtomicBool,
+    /// Why the connections there were ended, the last time.
+    port_failure: Mutex<Option<PortFailure>>,
     /// Frequency of the device's clock in kHz, if completions can be stamped with it.
     pub(crate) khz: Option<u64>,
     pub(crate) counts: Counts,
@@ -159,6 +162,8 @@ impl Context {
             port: Versions::new(port),
             next_vector: AtomicU32::new(0),
             is_port_stale: AtomicBool::new(false),
+            is_port_down: AtomicBool::new(false),
+            port_failure: Mutex::default(),
             khz: raw.clock_khz(),
             counts: Counts::default(),
             handles: AddressHandles::default(),
@@ -218,31 +223,25 @@ impl Context {
                 tracing::warn!(
                     "the tables of the port changed, and no connection can be made: {refusal}"
                 );
+                self.end_connections(PortChange::Gid(old.gid, None));
                 return;
             }
         };
         let (info, lid) = (self.info(), now.network.lid());
         let places = |port: &Port| (port.gid_index, port.pkey_index);
-        if (old.gid, old.gid_type, old.lid, old.pkey)
-            == (now.entry.gid, now.entry.gid_type, lid, now.pkey)
-        {
+        let change = if (old.gid, old.gid_type) != (now.entry.gid, now.entry.gid_type) {
+            Some(PortChange::Gid(old.gid, Some(now.entry.gid)))
+        } else if old.lid != lid {
+            Some(PortChange::Lid(old.lid, lid))
+        } else {
+            let is_other = old.pkey != now.pkey;
+            is_other.then_some(PortChange::PKey(old.pkey, now.pkey))
+        };
+        if change.is_none() {
             if places(old) == (now.entry.index, now.pkey_index) {
                 return;
             }
         } else {
-            let (number, before, after) = (old.number, old.gid.ip(), now.entry.gid.ip());
-            let key =
-                |pkey: Option<PKey>| pkey.map_or_else(|| "none".to_owned(), |key| key.to_string());
-            let lids = match (old.lid, lid) {
-                (Some(before), Some(after)) => format!(", LID {before} became {after}"),
-                _ => String::new(),
-            };
-            tracing::warn!(
-                "port {number} changed: address {before} became {after}{lids}, partition key {} became {}. Connections that used \
-                 what is gone end",
-                key(old.pkey),
-                key(now.pkey)
-            );
             self.info.replace(DeviceInfo {
                 gid: now.entry.gid,
                 lid,
@@ -260,6 +259,29 @@ impl Context {
             pkey: now.pkey,
             ..old.clone()
         });
+        if let Some(change) = change {
+            self.end_connections(change);
+        }
+    }
+
+    /// Ends the connections there are, because the port no longer has what they use. The program is told of each.
+    fn end_connections(&self, change: PortChange) {
+        let port = self.port().number;
+        let failure = PortFailure { port, change };
+        tracing::info!("{failure}");
+        *locked(&self.port_failure) = Some(failure);
+        let lives: Vec<_> = locked(&self.lives)
+            .iter()
+            .filter_map(|(qpn, life)| Some((*qpn, life.upgrade()?)))
+            .collect();
+        let ended = lives.iter().filter(|(_, life)| {
+            let is_connected = matches!(life.state(), QpState::Rtr | QpState::Rts | QpState::Sqd);
+            is_connected && life.qp_type.is_connected()
+        });
+        for (qpn, life) in ended {
+            life.is_lost();
+            self.tell(AsyncEvent::QpFatal(*qpn));
+        }
     }
 
     /// The interrupt for the next completion queue with a channel.
@@ -375,7 +397,19 @@ impl Context {
                 self.lose(|_| true);
                 true
             }
-            AsyncEvent::PortChanged(number) => {
+            AsyncEvent::PortDown(number) => {
+                self.is_port_down
+                    .fetch_or(number == self.port().number, Ordering::Relaxed);
+                true
+            }
+            AsyncEvent::PortActive(number) => {
+                self.is_port_down
+                    .fetch_and(number != self.port().number, Ordering::Relaxed);
+                true
+            }
+            AsyncEvent::GidChanged(number)
+            | AsyncEvent::PKeyChanged(number)
+            | AsyncEvent::LidChanged(number) => {
                 let is_ours = number == self.port().number;
                 if is_ours {
                     self.is_port_stale.store(true, Ordering::Release);
@@ -472,6 +506,18 @@ impl Device for IbvDevice {
 
     fn async_fd(&self) -> BorrowedFd<'_> {
         self.context.events.fd()
+    }
+
+    fn port_failure(&self) -> Option<PortFailure> {
+        let context = &self.context;
+        if context.raw.is_foreign() {
+            return None;
+        }
+        context.pump();
+        let port = context.port().number;
+        let change = PortChange::Down;
+        let is_down = context.is_port_down.load(Ordering::Relaxed);
+        locked(&context.port_failure).or_else(|| is_down.then_some(PortFailure { port, change }))
     }
 
     fn next_async_event(&self) -> Option<AsyncEvent> {

@@ -336,11 +336,11 @@ impl Raw {
             event::DEVICE_FATAL => Ok(AsyncEvent::DeviceFatal),
             event::PORT_ACTIVE => Ok(AsyncEvent::PortActive(port)),
             event::PORT_ERR => Ok(AsyncEvent::PortDown(port)),
-            event::LID_CHANGE
-            | event::PKEY_CHANGE
-            | event::SM_CHANGE
-            | event::CLIENT_REREGISTER
-            | event::GID_CHANGE => Ok(AsyncEvent::PortChanged(port)),
+            event::GID_CHANGE => Ok(AsyncEvent::GidChanged(port)),
+            event::PKEY_CHANGE => Ok(AsyncEvent::PKeyChanged(port)),
+            event::LID_CHANGE | event::SM_CHANGE | event::CLIENT_REREGISTER => {
+                Ok(AsyncEvent::LidChanged(port))
+            }
             other => Err(other),
         };
         // SAFETY: the event was received above and is acknowledged once.

@@ -4,7 +4,7 @@ use headworks_verbs::{Access, AhInit, Mtu, Psn, QpAttr, QpState, QpType, Qpn, Rn
 use headworks_verbs_abi::gid::gid_of_words;
 use headworks_verbs_abi::{self as abi, mask};
 
-use crate::devices::{PORT, VerbsDevice};
+use crate::devices::{PORT, PortTables, VerbsDevice};
 use crate::errors::Errno;
 use crate::manners::Manner;
 
@@ -25,7 +25,7 @@ pub(crate) fn access(flags: u32) -> Access {
 
 /// The destination of an address vector: a GID, or on InfiniBand a LID.
 pub(crate) fn destination(
-    (device, moves): (&VerbsDevice, u32),
+    (device, tables): (&VerbsDevice, PortTables),
     of: &abi::AhAttr,
 ) -> Result<AhInit, Errno> {
     let grh = &of.grh;
@@ -40,7 +40,7 @@ pub(crate) fn destination(
         });
     }
     device
-        .gid(grh.sgid_index.into(), moves)
+        .gid(grh.sgid_index.into(), tables)
         .ok_or(Errno::INVALID)?;
     Ok(AhInit {
         traffic_class: grh.traffic_class,
@@ -80,7 +80,7 @@ const KNOWN: i32 = mask::STATE
 
 /// Converts the attributes of `ibv_modify_qp` for a queue pair in the state `from`. The device checks the rest.
 pub(crate) fn modification(
-    (device, moves): (&VerbsDevice, u32),
+    (device, tables): (&VerbsDevice, PortTables),
     from: QpState,
     attr: &abi::QpAttr,
     bits: i32,
@@ -96,7 +96,7 @@ pub(crate) fn modification(
     let is_start = (from, to) == (QpState::Reset, QpState::Init);
     let both = mask::PKEY_INDEX | mask::PORT;
     let is_wrong = is_start && bits & both != both
-        || has(mask::PKEY_INDEX) && device.pkey(attr.pkey_index.into(), moves).is_none()
+        || has(mask::PKEY_INDEX) && device.pkey(attr.pkey_index.into(), tables).is_none()
         || has(mask::PORT) && attr.port_num != PORT
         || has(mask::CUR_STATE) && state(attr.cur_qp_state)? != from;
     if is_wrong {
@@ -107,10 +107,10 @@ pub(crate) fn modification(
         ..QpAttr::default()
     };
     if has(mask::ACCESS_FLAGS) {
-        out.access = Some(access(attr.qp_access_flags));
+        out.access = Some(access(attr.qp_access_flags) & Access::ALL);
     }
     if has(mask::AV) {
-        out.dest_gid = Some(destination((device, moves), &attr.ah_attr)?.dgid);
+        out.dest_gid = Some(destination((device, tables), &attr.ah_attr)?.dgid);
     }
     if has(mask::DEST_QPN) {
         out.dest_qpn = Some(Qpn::new(attr.dest_qp_num).ok_or(Errno::INVALID)?);
@@ -225,7 +225,7 @@ mod tests {
             is_global: 1,
             port_num: PORT,
             grh: abi::GlobalRoute {
-                dgid: words_of_gid(device.gid(0, 0).unwrap()),
+                dgid: words_of_gid(device.gid(0, PortTables::default()).unwrap()),
                 ..abi::GlobalRoute::default()
             },
             ..abi::AhAttr::default()
@@ -241,7 +241,9 @@ mod tests {
             qp_access_flags: 0xffff_ffff,
             ..abi::QpAttr::default()
         };
-        let of = |attr: &abi::QpAttr, bits| modification((&device, 0), QpState::Reset, attr, bits);
+        let of = |attr: &abi::QpAttr, bits| {
+            modification((&device, PortTables::default()), QpState::Reset, attr, bits)
+        };
         let bits = mask::STATE | mask::PKEY_INDEX | mask::PORT | mask::ACCESS_FLAGS;
         let out = of(&init, bits).unwrap();
         assert_eq!(
@@ -265,21 +267,24 @@ mod tests {
     #[test]
     fn a_destination_needs_a_gid_on_ethernet_and_none_on_infiniband() {
         let ethernet = device();
-        let to = destination((&ethernet, 0), &way(&ethernet)).unwrap();
-        assert_eq!(Some(to.dgid), ethernet.gid(0, 0));
+        let to = destination((&ethernet, PortTables::default()), &way(&ethernet)).unwrap();
+        assert_eq!(Some(to.dgid), ethernet.gid(0, PortTables::default()));
         let by_lid = abi::AhAttr {
             is_global: 0,
             dlid: 1,
             ..way(&ethernet)
         };
-        assert_eq!(destination((&ethernet, 0), &by_lid), Err(Errno::INVALID));
+        assert_eq!(
+            destination((&ethernet, PortTables::default()), &by_lid),
+            Err(Errno::INVALID)
+        );
         let infiniband = devices(None, Some("infiniband"), None).unwrap().remove(0);
-        let to = destination((&infiniband, 0), &by_lid).unwrap();
-        assert_eq!(Some(to.dgid), infiniband.gid(0, 0));
+        let to = destination((&infiniband, PortTables::default()), &by_lid).unwrap();
+        assert_eq!(Some(to.dgid), infiniband.gid(0, PortTables::default()));
         let mut other_index = way(&ethernet);
         other_index.grh.sgid_index = 2;
         assert_eq!(
-            destination((&ethernet, 0), &other_index),
+            destination((&ethernet, PortTables::default()), &other_index),
             Err(Errno::INVALID)
         );
     }
@@ -298,7 +303,8 @@ mod tests {
             ..abi::QpAttr::default()
         };
         let bits = mask::STATE | mask::AV | mask::DEST_QPN | mask::PATH_MTU | mask::MIN_RNR_TIMER;
-        let out = modification((&device, 0), QpState::Init, &attr, bits).unwrap();
+        let out =
+            modification((&device, PortTables::default()), QpState::Init, &attr, bits).unwrap();
         assert_eq!(
             (out.dest_qpn, out.path_mtu),
             (Qpn::new(0x1234), Some(Mtu::B1024))
@@ -328,7 +334,12 @@ mod tests {
             },
         ] {
             assert_eq!(
-                modification((&device, 0), QpState::Init, &wrong, bits),
+                modification(
+                    (&device, PortTables::default()),
+                    QpState::Init,
+                    &wrong,
+                    bits
+                ),
                 Err(Errno::INVALID)
             );
         }

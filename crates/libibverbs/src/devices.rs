@@ -108,16 +108,24 @@ impl VerbsDevice {
         }
     }
 
-    /// The GID of an index of the port's table, after its entries have moved `moves` places.
-    pub(crate) fn gid(&self, index: i64, moves: u32) -> Option<Gid> {
-        let index = place(index, GID_PLACES, moves)?;
-        self.gids().get(index).copied()
+    /// The GID of an index of the port's table, if there is one.
+    pub(crate) fn gid(&self, index: i64, tables: PortTables) -> Option<Gid> {
+        let index = place(index, GID_PLACES, tables.moves)?;
+        let mut gid = self.gids().get(index).copied()?;
+        if tables.has_new_gids {
+            gid.0[15] ^= 0x80;
+        }
+        Some(gid)
     }
 
-    /// The partition key of an index of the port's table, after its entries have moved `moves` places. `None` beyond the table.
-    pub(crate) fn pkey(&self, index: i64, moves: u32) -> Option<u16> {
+    /// The partition key of an index of the port's table. `None` beyond the table.
+    pub(crate) fn pkey(&self, index: i64, tables: PortTables) -> Option<u16> {
         let pkeys = self.manners.pkeys();
-        pkeys.get(place(index, pkeys.len(), moves)?).copied()
+        let pkey = *pkeys.get(place(index, pkeys.len(), tables.moves)?)?;
+        Some(match tables.has_new_pkeys {
+            true => pkey ^ 0x100,
+            false => pkey,
+        })
     }
 
     /// The GID of the device with this LID, if LIDs are addresses on this network.
@@ -125,6 +133,17 @@ impl VerbsDevice {
         let number = u8::try_from(lid).ok().filter(|number| *number > 0)?;
         (self.link == Link::Infiniband).then(|| host_gid(&host(number)))
     }
+}
+
+/// What has happened to the tables of a port.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct PortTables {
+    /// How many places the entries have moved.
+    pub(crate) moves: u32,
+    /// Whether other GIDs are in the places of those at first.
+    pub(crate) has_new_gids: bool,
+    /// Whether other partition keys are in the places of those at first.
+    pub(crate) has_new_pkeys: bool,
 }
 
 /// The place from which an entry of a table with `places` moved to `index`.
@@ -245,8 +264,15 @@ pub(crate) fn describe_extended(attr: &mut abi::DeviceAttrEx) {
 }
 
 /// Fills in the attributes of the port, which are zero so far.
-pub(crate) fn describe_port(device: &VerbsDevice, limits: &DeviceLimits, attr: &mut abi::PortAttr) {
-    attr.state = abi::PORT_ACTIVE;
+pub(crate) fn describe_port(
+    (device, is_down): (&VerbsDevice, bool),
+    limits: &DeviceLimits,
+    attr: &mut abi::PortAttr,
+) {
+    attr.state = match is_down {
+        true => abi::PORT_DOWN,
+        false => abi::PORT_ACTIVE,
+    };
     attr.max_mtu = Mtu::B4096.code().into();
     attr.active_mtu = Mtu::B4096.code().into();
     attr.gid_tbl_len = GID_PLACES as i32;
@@ -255,7 +281,10 @@ pub(crate) fn describe_port(device: &VerbsDevice, limits: &DeviceLimits, attr: &
     attr.max_vl_num = 1;
     attr.active_width = abi::WIDTH_4X;
     attr.active_speed = abi::SPEED_EDR;
-    attr.phys_state = abi::PHYS_LINK_UP;
+    attr.phys_state = match is_down {
+        true => abi::PHYS_LINK_DISABLED,
+        false => abi::PHYS_LINK_UP,
+    };
     match device.link {
         Link::Ethernet => {
             attr.link_layer = abi::LINK_ETHERNET;
@@ -299,16 +328,33 @@ mod tests {
             .remove(0);
         assert_eq!(mlx5.link, Link::Infiniband);
         assert!(mlx5.soft_name().contains("ordered_between_writes=no"));
-        let first = mlx5.gid(0, 0);
-        assert_eq!((mlx5.gid(1, 1), mlx5.gid(0, 1)), (first, None));
-        assert_eq!(mlx5.gid(0, GID_PLACES as u32), first);
+        let moved = |moves| PortTables {
+            moves,
+            ..PortTables::default()
+        };
+        let first = mlx5.gid(0, moved(0));
         assert_eq!(
-            (mlx5.gid(-1, 0), mlx5.gid(GID_PLACES as i64, 0)),
+            (mlx5.gid(1, moved(1)), mlx5.gid(0, moved(1))),
+            (first, None)
+        );
+        assert_eq!(mlx5.gid(0, moved(GID_PLACES as u32)), first);
+        assert_eq!(
+            (
+                mlx5.gid(-1, moved(0)),
+                mlx5.gid(GID_PLACES as i64, moved(0))
+            ),
             (None, None)
         );
-        let keys = |moves| [0, 1, 2].map(|index| mlx5.pkey(index, moves));
+        let keys = |moves| [0, 1, 2].map(|index| mlx5.pkey(index, moved(moves)));
         assert_eq!(keys(0), [Some(0x7fff), Some(0x8001), None]);
         assert_eq!(keys(1), [Some(0x8001), Some(0x7fff), None]);
+        let new = PortTables {
+            has_new_gids: true,
+            has_new_pkeys: true,
+            ..PortTables::default()
+        };
+        assert!(mlx5.gid(0, new).is_some() && mlx5.gid(0, new) != first);
+        assert_eq!(mlx5.pkey(1, new), Some(0x8101));
         let error = devices(None, None, Some("qlogic")).unwrap_err();
         assert!(error.contains("irdma"), "{error}");
     }
@@ -317,7 +363,7 @@ mod tests {
     fn on_infiniband_a_lid_is_an_address() {
         let two = devices(Some("a,b"), Some("infiniband"), None).unwrap();
         assert_eq!(two[0].gids().len(), 1);
-        assert_eq!(two[0].gid_of_lid(2), two[1].gid(0, 0));
+        assert_eq!(two[0].gid_of_lid(2), two[1].gid(0, PortTables::default()));
         assert_eq!((two[0].gid_of_lid(0), two[0].gid_of_lid(256)), (None, None));
         let one = devices(None, None, None).unwrap();
         assert_eq!((one[0].gids().len(), one[0].gid_of_lid(1)), (2, None));

@@ -20,7 +20,7 @@ use rustix::event::{EventfdFlags, epoll, eventfd};
 
 use crate::attributes::KnownAttr;
 use crate::builder::Builder;
-use crate::devices::{PORT, VerbsDevice};
+use crate::devices::{PORT, PortTables, VerbsDevice};
 use crate::errors::Errno;
 use crate::registration::Registered;
 use crate::system::ProgramFd;
@@ -154,6 +154,10 @@ pub(crate) struct DeviceObject {
     pub(crate) about: VerbsDevice,
 }
 
+const DOWN: u32 = 1;
+const NEW_GIDS: u32 = 2;
+const NEW_PKEYS: u32 = 4;
+
 /// An open device.
 #[repr(C)]
 pub(crate) struct ContextObject {
@@ -167,6 +171,8 @@ pub(crate) struct ContextObject {
     pub(crate) told: Option<ToldEvents>,
     /// How many places the entries of the port's tables have moved.
     moves: AtomicU32,
+    /// Faults of the port that were injected: [`DOWN`], [`NEW_GIDS`], [`NEW_PKEYS`].
+    port_faults: AtomicU32,
     /// Queue pairs made so far.
     made: AtomicU32,
     /// Descriptor that programs find in the place of that of the kernel's device. Some programs duplicate it.
@@ -193,6 +199,7 @@ impl ContextObject {
             events,
             told,
             moves: AtomicU32::new(0),
+            port_faults: AtomicU32::new(0),
             made: AtomicU32::new(0),
             _command_fd: command_fd,
             handles: AtomicU32::new(0),
@@ -248,9 +255,30 @@ impl ContextObject {
         Ok(())
     }
 
-    /// How many places the entries of the port's tables have moved.
-    pub(crate) fn moves(&self) -> u32 {
-        self.moves.load(Ordering::Relaxed)
+    /// What has happened to the port's tables.
+    pub(crate) fn tables(&self) -> PortTables {
+        let faults = self.port_faults.load(Ordering::Relaxed);
+        PortTables {
+            moves: self.moves.load(Ordering::Relaxed),
+            has_new_gids: faults & NEW_GIDS != 0,
+            has_new_pkeys: faults & NEW_PKEYS != 0,
+        }
+    }
+
+    /// Whether the port is down.
+    pub(crate) fn is_port_down(&self) -> bool {
+        self.port_faults.load(Ordering::Relaxed) & DOWN != 0
+    }
+
+    /// Changes the port as an event of the software RNIC says, which only injected faults raise.
+    pub(crate) fn note_port(&self, event: AsyncEvent) {
+        let fault = match event {
+            AsyncEvent::PortDown(_) => DOWN,
+            AsyncEvent::GidChanged(_) => NEW_GIDS,
+            AsyncEvent::PKeyChanged(_) => NEW_PKEYS,
+            _ => return,
+        };
+        self.port_faults.fetch_or(fault, Ordering::Relaxed);
     }
 
     /// Counts a queue pair. If the tables move, they do after every third one.
@@ -260,7 +288,7 @@ impl ContextObject {
             && made.is_multiple_of(3)
         {
             self.moves.fetch_add(1, Ordering::Relaxed);
-            told.tell(AsyncEvent::PortChanged(PORT));
+            told.tell(AsyncEvent::GidChanged(PORT));
         }
     }
 

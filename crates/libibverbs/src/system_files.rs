@@ -6,7 +6,7 @@
 
 use headworks_verbs::Gid;
 
-use crate::devices::{GID_PLACES, Link, PORT, VerbsDevice};
+use crate::devices::{GID_PLACES, Link, PORT, PortTables, VerbsDevice};
 use crate::manners::Manner;
 
 /// A file or directory that programs see.
@@ -194,7 +194,7 @@ fn of_port(device: &VerbsDevice, path: &[&str]) -> Option<SystemFile> {
         }
         ["pkeys"] => Some(numbered(device.manners.pkeys().len())),
         ["pkeys", index] => {
-            let pkey = device.pkey(index.parse().ok()?, 0)?;
+            let pkey = device.pkey(index.parse().ok()?, PortTables::default())?;
             text(&format!("{pkey:#06x}\n"))
         }
         _ => None,

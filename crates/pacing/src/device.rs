@@ -9,8 +9,9 @@ use headworks_shm::fork::ForkGeneration;
 use headworks_verbs::{
     Access, AddressHandle, AhInit, AllocRequest, AsyncEvent, Buffer, Completion, CompletionChannel,
     CompletionQueue, CqId, CqInit, Device, DeviceInfo, Gid, Instant, ModifyError, PollError,
-    PostError, PostErrorKind, ProtectionDomain, QpAttr, QpCaps, QpCounters, QpInit, QpState,
-    QpType, Qpn, QueuePair, RecvWr, Region, ResourceError, SendWr, SharedReceiveQueue, SrqInit,
+    PortFailure, PostError, PostErrorKind, ProtectionDomain, QpAttr, QpCaps, QpCounters, QpInit,
+    QpState, QpType, Qpn, QueuePair, RecvWr, Region, ResourceError, SendWr, SharedReceiveQueue,
+    SrqInit,
 };
 
 use crate::background::{BackgroundThread, BackgroundWork, CallCounter};
@@ -251,6 +252,10 @@ impl Device for PacedDevice {
     fn async_fd(&self) -> BorrowedFd<'_> {
         self.inner.async_fd()
     }
+    fn port_failure(&self) -> Option<PortFailure> {
+        self.inner.port_failure()
+    }
+
     fn next_async_event(&self) -> Option<AsyncEvent> {
         let event = self.inner.next_async_event()?;
         Some(match event {

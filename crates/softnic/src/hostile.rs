@@ -60,7 +60,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use headworks_faults::FaultModel;
 use headworks_verbs::SendOp::{Read, Write};
-use headworks_verbs::{DeviceInfo, Duration, Opcode, Qpn, SendOp, Status};
+use headworks_verbs::{AsyncEvent, DeviceInfo, Duration, Opcode, Qpn, SendOp, Status};
 
 pub(crate) mod hold;
 pub(crate) mod options;
@@ -81,7 +81,7 @@ pub enum FaultPoint {
     /// [`Verdict::Refuse`]: the queue counts as full.
     PostReceive,
     /// A request is about to begin. [`Verdict::Wait`] and [`Verdict::WaitFor`] delay it, [`Verdict::Kill`]
-    /// ends it.
+    /// ends it. The only point of [`Verdict::Port`].
     Begin,
     /// A request needs a receive. [`Verdict::Refuse`]: none counts as posted.
     Receive,
@@ -139,7 +139,34 @@ pub enum Verdict {
     AtMost(u32),
     /// The queue pair goes to the error state; the request ends with this status.
     Kill(Status),
+    /// Something happens to the port before a request begins. The device reports it once.
+    Port(PortFault),
 }
+
+/// What happens to a port.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PortFault {
+    /// It goes down. The request, and each later one of which a rule says so, ends as if its retries were used up.
+    Down,
+    /// It has another GID in place of the one that it had.
+    NewGid,
+    /// It has another partition key in place of the one that it had.
+    NewPKey,
+}
+
+impl PortFault {
+    /// The device's event.
+    fn event(self) -> AsyncEvent {
+        match self {
+            Self::Down => AsyncEvent::PortDown(PORT),
+            Self::NewGid => AsyncEvent::GidChanged(PORT),
+            Self::NewPKey => AsyncEvent::PKeyChanged(PORT),
+        }
+    }
+}
+
+/// Number of the only port of a soft device.
+const PORT: u8 = 1;
 
 /// The faults of soft devices, for [`Rule`] and [`RuleList`].
 #[derive(Clone, Copy, Debug)]
@@ -278,6 +305,7 @@ impl Verdict {
             Self::Scatter(steps) => of(4, steps.into()),
             Self::AtMost(most) => of(5, most.into()),
             Self::Kill(status) => of(6, status as u64),
+            Self::Port(fault) => of(7, fault as u64),
         }
     }
 }
@@ -290,6 +318,8 @@ pub(crate) struct HostileMode {
     host: u64,
     qps: AtomicU64,
     cqs: AtomicU64,
+    /// The faults of the port that have occurred, as bits.
+    port: AtomicU64,
 }
 
 /// A queue pair or CQ of a hostile device.
@@ -311,7 +341,15 @@ impl HostileMode {
             host,
             qps: AtomicU64::new(0),
             cqs: AtomicU64::new(0),
+            port: AtomicU64::new(0),
         }
+    }
+
+    /// Records that a fault of the port occurs. Returns the device's event the first time.
+    pub(crate) fn port_fails(&self, fault: PortFault) -> Option<AsyncEvent> {
+        let bit = 1 << fault as u32;
+        let is_first = self.port.fetch_or(bit, Ordering::Relaxed) & bit == 0;
+        is_first.then(|| fault.event())
     }
 
     pub(crate) fn next_qp(&self) -> HostileObject {

@@ -12,6 +12,8 @@ pub const WIDTH_4X: u8 = 2;
 pub const SPEED_EDR: u8 = 32;
 /// `PortAttr::phys_state`: the link is up.
 pub const PHYS_LINK_UP: u8 = 5;
+/// `PortAttr::phys_state`: the link is disabled.
+pub const PHYS_LINK_DISABLED: u8 = 3;
 /// The type of a GID in sysfs, as `ibv_query_gid_type` returns it: RoCE version 2.
 pub const SYSFS_GID_TYPE_ROCE_V2: c_int = 1;
 /// The type of a GID in sysfs: InfiniBand, or RoCE version 1.
@@ -44,6 +46,8 @@ c_numbers! {
     IBV_DEVICE_RC_RNR_NAK_GEN as DEVICE_RC_RNR_NAK_GEN: u32 = 1 << 12;
     /// `PortAttr::port_cap_flags`: GIDs are IP addresses.
     IBV_PORT_IP_BASED_GIDS as PORT_IP_BASED_GIDS: u32 = 1 << 26;
+    /// `PortAttr::state`: the port is down.
+    IBV_PORT_DOWN as PORT_DOWN: c_int = 1;
     /// `PortAttr::state`: the port is up.
     IBV_PORT_ACTIVE as PORT_ACTIVE: c_int = 4;
     /// `PortAttr::link_layer`: not reported; InfiniBand if the device's transport is [`TRANSPORT_IB`].

@@ -9,6 +9,7 @@ use crate::datagram::{AddressHandle, AhInit};
 use crate::device_name::DeviceName;
 use crate::error::{OpenError, ResourceError};
 use crate::memory_region::{Access, AllocRequest, Buffer, Region};
+use crate::port_failure::PortFailure;
 use crate::queue_pair::{QpInit, QueuePair, SharedReceiveQueue, SrqId, SrqInit};
 use crate::time::Instant;
 
@@ -182,9 +183,13 @@ pub enum AsyncEvent {
     /// A port of the device, by its number, went down. Requests in flight are retried until the retry
     /// count is used up.
     PortDown(u8),
-    /// The tables of a port, by its number, changed: its GIDs, partition keys or LID. Connections that used an entry that is gone end;
-    /// later ones use the entry that has the same address or key now.
-    PortChanged(u8),
+    /// The GIDs of a port, by its number, changed. Connections that used one that is gone end
+    /// ([`Device::port_failure`]); later ones use the entry that has the same GID now.
+    GidChanged(u8),
+    /// The partition keys of a port, by its number, changed, as for [`AsyncEvent::GidChanged`].
+    PKeyChanged(u8),
+    /// The LID of a port, by its number, or the manager of its subnet changed, as for [`AsyncEvent::GidChanged`].
+    LidChanged(u8),
     /// The device failed, and with it everything made from it.
     DeviceFatal,
 }
@@ -245,6 +250,12 @@ pub trait Device: Send + Sync {
 
     /// The next asynchronous event. Never blocks.
     fn next_async_event(&self) -> Option<AsyncEvent>;
+
+    /// What happened to the device's port, after connections were made, that ends them or has ended them. Reads the device's events
+    /// first. `None` if nothing did, or if the device does not say.
+    fn port_failure(&self) -> Option<PortFailure> {
+        None
+    }
 
     /// The current time on the clock of completion timestamps.
     fn now(&self) -> Instant;

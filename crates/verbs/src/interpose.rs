@@ -13,6 +13,7 @@ use crate::datagram::{AddressHandle, AhInit};
 use crate::device::{AsyncEvent, Device, DeviceInfo, ProtectionDomain};
 use crate::error::{ModifyError, PollError, PostError, ResourceError};
 use crate::memory_region::{Access, AllocRequest, Buffer, Region};
+use crate::port_failure::PortFailure;
 use crate::qp_state::QpState;
 use crate::queue_pair::{QpAttr, QpCaps, QpInit, QueuePair, SharedReceiveQueue, SrqInit};
 use crate::time::Instant;
@@ -151,6 +152,10 @@ impl<W: Interposer> Device for InterposedDevice<W> {
     fn async_fd(&self) -> BorrowedFd<'_> {
         self.inner.async_fd()
     }
+    fn port_failure(&self) -> Option<PortFailure> {
+        self.inner.port_failure()
+    }
+
     fn next_async_event(&self) -> Option<AsyncEvent> {
         self.inner.next_async_event()
     }

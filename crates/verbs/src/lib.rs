@@ -18,6 +18,7 @@
 //! | [`completion`] | [`Completion`], [`Status`], [`CompletionQueue`], [`CompletionChannel`] |
 //! | [`counters`] | [`QpCounters`] and [`CqCounters`]: totals of queue pairs and completion queues |
 //! | [`queue_pair`] | [`QueuePair`], [`SharedReceiveQueue`], attributes and capabilities |
+//! | [`port_failure`] | [`PortFailure`]: what happened to a port that ends its connections |
 //! | [`qp_state`] | QP states and the table of legal transitions with their attributes |
 //! | [`bringup`] | connects two RC queue pairs over any byte stream: a byte state machine |
 //! | [`interpose`] | a device wrapper that observes and filters posts and polls |
@@ -34,6 +35,7 @@ pub mod device_name;
 pub mod error;
 pub mod interpose;
 pub mod memory_region;
+pub mod port_failure;
 pub mod qp_state;
 pub mod queue_pair;
 pub mod time;
@@ -53,6 +55,7 @@ pub use device::{
 pub use device_name::{DeviceName, NameError};
 pub use error::{ModifyError, OpenError, PollError, PostError, PostErrorKind, ResourceError};
 pub use memory_region::{Access, AllocRequest, Buffer, HeapBuffer, Pages, Region, RemoteAddr, Sge};
+pub use port_failure::{PortChange, PortFailure};
 pub use qp_state::QpState;
 pub use queue_pair::{
     QpAttr, QpCaps, QpInit, QpType, QueuePair, RnrTimer, SharedReceiveQueue, SrqId, SrqInit,

@@ -98,9 +98,14 @@ impl TestEnv {
             .copied()
             .collect();
         let side = CommandProcess::start(self.headworks(&all).stdin(stdin).stdout(stdout));
+        self.until_listening(name);
+        side
+    }
+
+    /// Waits until a listener has taken this name.
+    pub(crate) fn until_listening(&self, name: &str) {
         let socket = self.registry().join(format!("n.{name}"));
         until("the listener", || socket.exists());
-        side
     }
 
     pub(crate) fn connect(

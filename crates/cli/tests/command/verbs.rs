@@ -1,5 +1,6 @@
 //! `headworks verbs`: unmodified verbs programs on software RNICs.
 
+use std::io::Write;
 use std::net::TcpListener;
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
@@ -170,6 +171,78 @@ fn exit_code_and_signals_are_those_of_the_program() {
     });
     sleeper.signal(Signal::TERM);
     assert_eq!(sleeper.wait().signal(), Some(Signal::TERM.as_raw()));
+}
+
+/// The lines that a program of ours printed, without those of the library under it.
+fn own_lines(said: &str) -> Vec<&str> {
+    said.lines()
+        .filter(|line| !line.starts_with("headworks libibverbs:"))
+        .collect()
+}
+
+/// The port of one end of a pipe fails while the pipe waits for more to send. Both ends print one line with the values before and
+/// after, and end.
+#[test]
+fn a_port_that_fails_under_a_pipe_is_one_line_at_both_ends() {
+    if !is_built() {
+        return;
+    }
+    let fabric = TestEnv::new();
+    let program = env!("CARGO_BIN_EXE_headworks");
+    for (fault, before, after) in [
+        ("gid_change", "lost the address 10.", "and has 10."),
+        (
+            "pkey_change",
+            "lost the partition key 0xffff",
+            "and has 0xfeff",
+        ),
+        (
+            "port_down",
+            "went down",
+            "was up when the connection was made",
+        ),
+    ] {
+        for is_at_sender in [true, false] {
+            // A receiver posts few requests, and a port that is down fails the next one only.
+            let requests = match (is_at_sender, fault) {
+                (true, _) => 20,
+                (false, _) => 2,
+            };
+            let fault = format!("{fault}@after={requests}");
+            let start = |is_sender: bool| {
+                let mut options = vec!["--devices", "2", "--name", "rdma0", "--manners", "mlx5"];
+                if is_sender == is_at_sender {
+                    options.extend(["--fault", &fault]);
+                }
+                let (role, device) = match is_sender {
+                    true => ("connect", "ibv:rdma1,timeout=12"),
+                    false => ("listen", "ibv:rdma0,timeout=12"),
+                };
+                let pipe = [program, "pipe", role, "p", "--device", device];
+                let mut command = verbs(&fabric, &options, &pipe);
+                command.stdin(Stdio::piped()).stdout(Stdio::null());
+                CommandProcess::start(&mut command)
+            };
+            let listener = start(false);
+            fabric.until_listening("p");
+            let mut ends = [listener, start(true)];
+            // The input stays open: the sender waits for more.
+            let mut input = ends[1].0.stdin.take().expect("piped");
+            let _ = input.write_all(&vec![7; 3_000_000]);
+            for (end, is_at_it) in ends.iter_mut().zip([!is_at_sender, is_at_sender]) {
+                let status = end.wait();
+                let said = end.stderr_line();
+                assert_eq!(status.code(), Some(1), "{fault}: {said}");
+                let lines = own_lines(&said);
+                assert_eq!(lines.len(), 1, "{fault}: {said}");
+                for part in [before, after] {
+                    assert!(lines[0].contains(part), "{fault}: {said}");
+                }
+                let is_others = lines[0].contains("the other side stopped");
+                assert_eq!(is_others, !is_at_it, "{fault}: {said}");
+            }
+        }
+    }
 }
 
 #[test]

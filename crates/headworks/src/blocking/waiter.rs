@@ -2,10 +2,11 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 
 use headworks_net::{ControlStream, NetError, SpinMode, WaitPhase, Waiter, WakeReason, clock};
-use headworks_verbs::{Duration, Instant};
+use headworks_verbs::{Device, Duration, Instant, PortChange, PortFailure};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
@@ -36,6 +37,8 @@ pub(crate) struct EndWaiter {
     pub(crate) line_ended: bool,
     /// Whether the ring's descriptor was readable in a wait and its events are not drained yet.
     pub(crate) ring_readable: bool,
+    /// The ring's device, if this end alone reads its events, and what had happened to its port before.
+    device: Option<(Arc<dyn Device>, Option<PortFailure>)>,
 }
 
 impl EndWaiter {
@@ -50,6 +53,34 @@ impl EndWaiter {
             line_messages: VecDeque::new(),
             line_ended: false,
             ring_readable: false,
+            device: None,
+        }
+    }
+
+    /// Reads the events of the ring's device from now on, which nobody else may read. Waits end if the port loses what the
+    /// connection uses.
+    pub(crate) fn watch_device(&mut self, device: &Arc<dyn Device>) {
+        self.device = Some((device.clone(), device.port_failure()));
+    }
+
+    /// What has happened to the device's port since it is watched.
+    pub(crate) fn port_failure(&self) -> Option<PortFailure> {
+        let (device, before) = self.device.as_ref()?;
+        device.port_failure().filter(|now| Some(*now) != *before)
+    }
+
+    /// Reads the device's events. Fails if the port has lost what the connection uses. A port that is down may come up before
+    /// the retries are used up, so it is no failure yet.
+    fn look_at_device(&self) -> Result<(), BlockingError> {
+        let Some((device, _)) = &self.device else {
+            return Ok(());
+        };
+        while device.next_async_event().is_some() {}
+        match self.port_failure() {
+            Some(failure) if failure.change != PortChange::Down => {
+                Err(BlockingError::Port(failure))
+            }
+            _ => Ok(()),
         }
     }
 
@@ -97,16 +128,24 @@ impl EndWaiter {
         self.wait_with_fd(Some(PollFd::new(fd, events)), false, waiter, |_| false)
     }
 
-    /// Checks for the interrupt without waiting: for ends that have not had to wait for long.
+    /// Checks for the interrupt and for the device's events without waiting: for ends that have not had to wait for long.
     pub(crate) fn check_interrupt(&self) -> Result<(), BlockingError> {
-        let Some(interrupt) = &self.interrupt else {
-            return Ok(());
+        let is_ready = |fd: BorrowedFd<'_>| {
+            let mut polled = [PollFd::from_borrowed_fd(fd, PollFlags::IN)];
+            match poll(&mut polled, Some(&Timespec::default())) {
+                Ok(0) | Err(Errno::INTR) => Ok(false),
+                Ok(_) => Ok(true),
+                Err(error) => Err(system("waiting")(error.into())),
+            }
         };
-        let mut polled = [PollFd::new(interrupt, PollFlags::IN)];
-        match poll(&mut polled, Some(&Timespec::default())) {
-            Ok(0) | Err(Errno::INTR) => Ok(()),
-            Ok(_) => Err(BlockingError::Interrupted),
-            Err(error) => Err(system("waiting")(error.into())),
+        if let Some(interrupt) = &self.interrupt
+            && is_ready(interrupt.as_fd())?
+        {
+            return Err(BlockingError::Interrupted);
+        }
+        match &self.device {
+            Some((device, _)) if is_ready(device.async_fd())? => self.look_at_device(),
+            _ => Ok(()),
         }
     }
 
@@ -124,7 +163,7 @@ impl EndWaiter {
         mut look: impl FnMut(WaitPhase) -> bool,
     ) -> Result<bool, BlockingError> {
         let until = self.until();
-        let mut fds = Vec::with_capacity(4);
+        let mut fds = Vec::with_capacity(5);
         let has_extra = extra.is_some();
         fds.extend(extra);
         if let Some(interrupt) = &self.interrupt {
@@ -138,6 +177,10 @@ impl EndWaiter {
         if !self.line_ended {
             fds.push(PollFd::new(&self.control, PollFlags::IN));
         }
+        let device_at = fds.len();
+        if let Some((device, _)) = &self.device {
+            fds.push(PollFd::from_borrowed_fd(device.async_fd(), PollFlags::IN));
+        }
         let woken = waiter
             .wait_polling(&mut fds, until, &mut look)
             .map_err(system("waiting"))?;
@@ -147,9 +190,13 @@ impl EndWaiter {
             WakeReason::Fd => {}
         }
         let has = |at: usize| fds.get(at).is_some_and(|fd| !fd.revents().is_empty());
-        let (ready, rang, control) = (has_extra && has(0), ring && has(ring_at), has(line_at));
+        let (ready, rang) = (has_extra && has(0), ring && has(ring_at));
+        let (control, told) = (line_at < device_at && has(line_at), has(device_at));
         if self.interrupt.is_some() && has(has_extra.into()) {
             return Err(BlockingError::Interrupted);
+        }
+        if told {
+            self.look_at_device()?;
         }
         self.ring_readable |= rang;
         if control {

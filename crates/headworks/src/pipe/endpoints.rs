@@ -45,7 +45,8 @@ pub struct PipeSender {
 }
 
 impl PipeSender {
-    pub(super) fn new(sender: BlockingSender, device: Arc<dyn Device>) -> Self {
+    pub(super) fn new(mut sender: BlockingSender, device: Arc<dyn Device>) -> Self {
+        sender.waiter().watch_device(&device);
         Self {
             sender,
             bytes: 0,
@@ -163,6 +164,7 @@ impl PipeSender {
         loop {
             let waiter = self.sender.waiter();
             if let Err(error) = so_far {
+                let error = unless_port_failed(waiter, error);
                 await_failure_reason(waiter, &error);
                 // A receiver that has everything leaves, and its end of the ring with it.
                 let word = waiter
@@ -204,7 +206,8 @@ pub struct PipeReceiver {
 }
 
 impl PipeReceiver {
-    pub(super) fn new(receiver: BlockingReceiver, device: Arc<dyn Device>) -> Self {
+    pub(super) fn new(mut receiver: BlockingReceiver, device: Arc<dyn Device>) -> Self {
+        receiver.waiter().watch_device(&device);
         Self {
             receiver,
             bytes: 0,
@@ -360,8 +363,19 @@ pub(super) fn ready(fd: &impl AsFd, events: PollFlags) -> bool {
 
 /// Explains a failed wait, after waiting a moment for the other side's reason.
 fn explain(waiter: &mut EndWaiter, bytes: u64, error: BlockingError) -> PipeError {
+    let error = unless_port_failed(waiter, error);
     await_failure_reason(waiter, &error);
     reported_error(waiter, bytes, error)
+}
+
+/// Returns `error`; if the ring is broken and something has happened to the port, that instead.
+fn unless_port_failed(waiter: &EndWaiter, error: BlockingError) -> BlockingError {
+    match error {
+        BlockingError::PeerGone | BlockingError::Broken(_) => {
+            waiter.port_failure().map_or(error, BlockingError::Port)
+        }
+        error => error,
+    }
 }
 
 /// If the ring is broken, waits a moment for the other side's reason.
@@ -369,6 +383,7 @@ fn await_failure_reason(waiter: &mut EndWaiter, error: &BlockingError) {
     // When the peer leaves, its ring breaks in one of many ways; the control stream tells why it left. If the ring
     // broke here, the other side waits for our reason.
     match error {
+        BlockingError::Port(why) => return send_failure(waiter, &why.to_string()),
         BlockingError::Broken(why) => send_failure(waiter, &why.to_string()),
         BlockingError::PeerGone => send_failure(waiter, "the ring is broken"),
         _ => return,

@@ -4,7 +4,7 @@ use std::io;
 
 use headworks_net::NetError;
 use headworks_ring::{RingError, SetupError};
-use headworks_verbs::{BringUpError, ModifyError, OpenError, QpState, ResourceError};
+use headworks_verbs::{BringUpError, ModifyError, OpenError, PortFailure, QpState, ResourceError};
 
 use super::VERSION;
 use crate::blocking::BlockingError;
@@ -93,6 +93,16 @@ pub enum PipeError {
          bytes were passed on here)"
     )]
     Cut {
+        /// Bytes passed on by this side: read from its source, or written to its sink.
+        delivered: u64,
+    },
+    /// The port of this side's device lost what the connection uses, or went down.
+    #[error(
+        "the connection broke before everything was delivered ({delivered} bytes were passed on here): {why}"
+    )]
+    Port {
+        /// What happened to the port.
+        why: PortFailure,
         /// Bytes passed on by this side: read from its source, or written to its sink.
         delivered: u64,
     },
@@ -190,6 +200,7 @@ impl PipeError {
         move |error| match error {
             BlockingError::PeerGone => Self::PeerGone { delivered },
             BlockingError::Broken(error) => Self::Broken(error),
+            BlockingError::Port(why) => Self::Port { why, delivered },
             BlockingError::Interrupted => Self::Interrupted,
             // A connected pipe has only one deadline: for the other side's last message.
             BlockingError::Deadline => Self::PeerGone { delivered },

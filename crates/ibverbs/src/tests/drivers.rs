@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use headworks_verbs::{
     Access, AllocRequest, AsyncEvent, Completion, CqInit, Device, Gid, Lid, OpenError, PKey,
-    Provider, QpCaps, QpInit, QpState, QpType, RoceVersion,
+    PortChange, PortFailure, Provider, QpCaps, QpInit, QpState, QpType, RoceVersion,
 };
 
 use super::stub::{State, move_to, tell};
@@ -156,10 +156,7 @@ fn a_device_that_has_only_relaxed_keys_gets_them_and_promises_no_order() {
     let buffer = bench.device.alloc(&AllocRequest::of(4096)).unwrap();
     let asked = [Access::ALL, Access::ALL | Access::RELAXED_ORDERING];
     let _regions = asked.map(|access| bench.pd.register(&buffer, access).unwrap());
-    assert_eq!(
-        bench.stub.lock().unwrap().registered,
-        [0xf, 0xf | 1 << 20]
-    );
+    assert_eq!(bench.stub.lock().unwrap().registered, [0xf, 0xf | 1 << 20]);
 }
 
 #[test]
@@ -294,7 +291,7 @@ fn addresses_and_keys_that_move_in_the_tables_are_found_again() {
     assert_eq!(bench.device.next_async_event(), None);
     assert_eq!(key_index_of_a_queue_pair(&bench), 0);
     tell(&bench.stub, 1, event::PKEY_CHANGE);
-    let changed = AsyncEvent::PortChanged(1);
+    let changed = AsyncEvent::PKeyChanged(1);
     assert_eq!(bench.device.next_async_event(), Some(changed));
     assert_eq!(key_index_of_a_queue_pair(&bench), 2);
     let info = bench.device.info();
@@ -335,6 +332,80 @@ fn a_lost_address_lid_or_key_is_replaced_by_the_one_that_is_there_now() {
     tell(&bench.stub, 1, event::GID_CHANGE);
     assert!(bench.device.next_async_event().is_some());
     assert_eq!(bench.device.info().gid, gid("fe80::2"));
+}
+
+#[test]
+fn connections_end_if_the_port_loses_what_they_use() {
+    type Change = fn(&mut stub::State);
+    let (before, after) = (PKey::new(0x8001), PKey::new(0x8002));
+    let cases: [(Change, i32, Option<PortChange>); 5] = [
+        // The entries move, or others come.
+        (
+            |stub| stub.pkeys.insert(0, 0x7fff),
+            event::PKEY_CHANGE,
+            None,
+        ),
+        (
+            |stub| stub.gids.push(entry("fe80::9", 1, 0)),
+            event::GID_CHANGE,
+            None,
+        ),
+        (
+            |stub| stub.pkeys = vec![0x8002],
+            event::PKEY_CHANGE,
+            Some(PortChange::PKey(before, after)),
+        ),
+        (
+            |stub| stub.gids = vec![entry("fe80::2", 0, 0)],
+            event::GID_CHANGE,
+            Some(PortChange::Gid(gid("fe80::1"), Some(gid("fe80::2")))),
+        ),
+        (
+            |stub| stub.lid = 9,
+            event::LID_CHANGE,
+            Some(PortChange::Lid(Lid::new(5), Lid::new(9))),
+        ),
+    ];
+    for (change, code, expected) in cases {
+        let bench = infiniband(&[0x8001]).bench();
+        let [rc, ud] = [QpType::Rc, QpType::Ud].map(|qp_type| {
+            let mut qp = bench.pd.create_qp(&bench.init(qp_type)).unwrap();
+            match qp_type {
+                QpType::Ud => ready(&mut *qp, qp_type),
+                _ => {
+                    let mut steps = steps();
+                    steps[1].dest_lid = Lid::new(7);
+                    steps.iter().for_each(|step| qp.modify(step).unwrap());
+                }
+            }
+            qp
+        });
+        change(&mut bench.stub.lock().unwrap());
+        tell(&bench.stub, 1, code);
+        let failure = expected.map(|change| PortFailure { port: 1, change });
+        assert_eq!(bench.device.port_failure(), failure);
+        let heard: Vec<_> = std::iter::from_fn(|| bench.device.next_async_event()).collect();
+        let fatal = AsyncEvent::QpFatal(rc.qpn());
+        assert_eq!(heard.contains(&fatal), expected.is_some(), "{heard:?}");
+        let state = match expected {
+            Some(_) => QpState::Error,
+            None => QpState::Rts,
+        };
+        assert_eq!((rc.state(), ud.state()), (state, QpState::Rts));
+    }
+    // A port that is down may come up again before a connection's retries are used up.
+    let bench = Bench::new();
+    let qp = bench.ready(QpType::Rc);
+    for (code, change) in [
+        (event::PORT_ERR, Some(PortChange::Down)),
+        (event::PORT_ACTIVE, None),
+    ] {
+        tell(&bench.stub, 1, code);
+        tell(&bench.stub, 2, event::PORT_ERR);
+        let failure = change.map(|change| PortFailure { port: 1, change });
+        assert_eq!(bench.device.port_failure(), failure);
+        assert_eq!(qp.state(), QpState::Rts);
+    }
 }
 
 #[test]

@@ -285,7 +285,7 @@ fn async_events_name_the_failed_object_and_are_kept() {
     let expected = [
         AsyncEvent::QpFatal(one.qpn()),
         AsyncEvent::PortDown(1),
-        AsyncEvent::PortChanged(1),
+        AsyncEvent::LidChanged(1),
         AsyncEvent::PortActive(1),
         AsyncEvent::SrqLimit(srq.id()),
         AsyncEvent::SrqError(srq.id()),

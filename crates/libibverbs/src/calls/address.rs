@@ -17,7 +17,7 @@ use crate::objects::{AhObject, ContextObject, Front, PdObject, expose, hold, tak
 fn handle(pd: Arc<PdObject>, attr: &abi::AhAttr) -> Result<*mut abi::Ah, Errno> {
     let handle = pd
         .domain
-        .create_ah(&destination((pd.about, pd.moves()), attr)?)?;
+        .create_ah(&destination((pd.about, pd.tables()), attr)?)?;
     Ok(expose(Arc::new(AhObject {
         front: Front::new(abi::Ah {
             context: pd.context.context(),
@@ -68,7 +68,7 @@ fn way_back(
     let header = grh.and_then(|bytes| Grh::of_receive(bytes));
     let header = header.ok_or(Errno::INVALID)?;
     let is_it =
-        |index: &u8| context.about.gid((*index).into(), context.moves()) == Some(header.dgid);
+        |index: &u8| context.about.gid((*index).into(), context.tables()) == Some(header.dgid);
     let index = (0..GID_PLACES as u8).find(is_it);
     attr.is_global = 1;
     attr.grh = abi::GlobalRoute {
@@ -129,7 +129,7 @@ pub(crate) unsafe extern "C" fn resolve_eth_l2(
         let (context, attr, mac) =
             unsafe { (ContextObject::of(context)?, attr.as_ref(), mac.as_mut()) };
         destination(
-            (context.about, context.moves()),
+            (context.about, context.tables()),
             attr.ok_or(Errno::INVALID)?,
         )?;
         *mac.ok_or(Errno::INVALID)? = context.about.mac();

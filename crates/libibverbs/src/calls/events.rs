@@ -50,7 +50,8 @@ fn event_of(context: &ContextObject, said: AsyncEvent) -> Option<abi::AsyncEvent
         }
         AsyncEvent::PortActive(port) => (port as usize as *mut c_void, event::PORT_ACTIVE),
         AsyncEvent::PortDown(port) => (port as usize as *mut c_void, event::PORT_ERR),
-        AsyncEvent::PortChanged(port) => (port as usize as *mut c_void, event::GID_CHANGE),
+        AsyncEvent::GidChanged(port) => (port as usize as *mut c_void, event::GID_CHANGE),
+        AsyncEvent::PKeyChanged(port) => (port as usize as *mut c_void, event::PKEY_CHANGE),
         AsyncEvent::DeviceFatal => (null_mut(), event::DEVICE_FATAL),
         _ => return None,
     };
@@ -73,7 +74,11 @@ pub(crate) unsafe extern "C" fn get_async_event(
         loop {
             let next = || {
                 let told = context.told.as_ref().and_then(ToldEvents::next);
-                told.or_else(|| context.device.next_async_event())
+                told.or_else(|| {
+                    let said = context.device.next_async_event()?;
+                    context.note_port(said);
+                    Some(said)
+                })
             };
             while let Some(said) = next() {
                 if let Some(event) = event_of(context, said) {

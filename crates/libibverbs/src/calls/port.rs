@@ -41,7 +41,7 @@ unsafe fn write_attributes(
     // SAFETY: the struct has numbers only.
     let mut known: abi::PortAttr = unsafe { zeroed() };
     let limits = &context.device.info().limits;
-    describe_port(context.about, limits, &mut known);
+    describe_port((context.about, context.is_port_down()), limits, &mut known);
     // SAFETY: the caller has room for `size` bytes.
     unsafe {
         attr.cast::<u8>().write_bytes(0, size);
@@ -82,7 +82,7 @@ pub(crate) unsafe extern "C" fn query_gid(
         let (context, gid) = unsafe { (ContextObject::of(context)?, gid.as_mut()) };
         check_port(port.into())?;
         // The GID of an empty place is zero.
-        let known = match context.about.gid(index.into(), context.moves()) {
+        let known = match context.about.gid(index.into(), context.tables()) {
             None if (0..GID_PLACES as c_int).contains(&index) => Gid::default(),
             known => known.ok_or(Errno::INVALID)?,
         };
@@ -103,7 +103,7 @@ pub(crate) unsafe extern "C" fn query_gid_type(
         check_port(port.into())?;
         context
             .about
-            .gid(index.into(), context.moves())
+            .gid(index.into(), context.tables())
             .ok_or(Errno::INVALID)?;
         *gid_type.ok_or(Errno::INVALID)? = match context.about.link {
             Link::Ethernet => abi::SYSFS_GID_TYPE_ROCE_V2,
@@ -116,7 +116,7 @@ pub(crate) unsafe extern "C" fn query_gid_type(
 /// The entry of the GID table at `index`.
 fn entry(context: &ContextObject, index: u32) -> Option<abi::GidEntry> {
     Some(abi::GidEntry {
-        gid: words_of_gid(context.about.gid(index.into(), context.moves())?),
+        gid: words_of_gid(context.about.gid(index.into(), context.tables())?),
         gid_index: index,
         port_num: PORT.into(),
         gid_type: match context.about.link {
@@ -191,7 +191,7 @@ pub(crate) unsafe extern "C" fn query_pkey(
         // SAFETY: the program passes an open context, and room for the key.
         let (context, pkey) = unsafe { (ContextObject::of(context)?, pkey.as_mut()) };
         check_port(port.into())?;
-        let known = context.about.pkey(index.into(), context.moves());
+        let known = context.about.pkey(index.into(), context.tables());
         *pkey.ok_or(Errno::INVALID)? = known.ok_or(Errno::INVALID)?.to_be();
         Ok(0)
     })
@@ -209,7 +209,7 @@ pub(crate) unsafe extern "C" fn get_pkey_index(
         check_port(port.into())?;
         let asked = u16::from_be(pkey);
         let is_it =
-            |index: &c_int| context.about.pkey((*index).into(), context.moves()) == Some(asked);
+            |index: &c_int| context.about.pkey((*index).into(), context.tables()) == Some(asked);
         let count = context.about.manners.pkeys().len() as c_int;
         (0..count).find(is_it).ok_or(Errno::INVALID)
     })

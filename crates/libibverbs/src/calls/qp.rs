@@ -249,7 +249,12 @@ pub(crate) unsafe extern "C" fn modify_qp(
         let (object, attr): (&QpObject, _) = unsafe { (borrow(qp)?, attr.as_ref()) };
         let attr = attr.ok_or(Errno::INVALID)?;
         let mut qp = locked(&object.qp);
-        let changes = modification((object.pd.about, object.pd.moves()), qp.state(), attr, bits)?;
+        let changes = modification(
+            (object.pd.about, object.pd.tables()),
+            qp.state(),
+            attr,
+            bits,
+        )?;
         let done = qp.modify(&changes);
         // SAFETY: the struct is the program's, and only the library writes this field.
         unsafe { (*object.base()).state = qp.state() as c_int };

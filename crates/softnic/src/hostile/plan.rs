@@ -7,7 +7,7 @@ use headworks_verbs::{Duration, Status};
 
 pub use headworks_faults::{BadFault, FaultSpec};
 
-use super::{FaultEvent, FaultPoint, Rules, SoftFaults, Verdict, rules};
+use super::{FaultEvent, FaultPoint, PortFault, Rules, SoftFaults, Verdict, rules};
 
 /// A kind of fault.
 #[derive(Clone, Copy, Debug)]
@@ -36,6 +36,8 @@ enum Effect {
     Full(FaultPoint),
     /// Bytes are placed in any order.
     Scatter,
+    /// Something happens to the port.
+    Port(PortFault),
     /// All faults of a hostile device.
     All,
 }
@@ -94,8 +96,23 @@ pub const KINDS: &[FaultKind] = &[
         Effect::Scatter,
     ),
     kind(
+        "port_down",
+        "the port goes down, which the device reports (IBV_EVENT_PORT_ERR); this request and later ones end with IBV_WC_RETRY_EXC_ERR. Give it after=N",
+        Effect::Port(PortFault::Down),
+    ),
+    kind(
+        "gid_change",
+        "the port has another GID, which the device reports (IBV_EVENT_GID_CHANGE); queue pairs go on. Give it after=N",
+        Effect::Port(PortFault::NewGid),
+    ),
+    kind(
+        "pkey_change",
+        "the port has another partition key, which the device reports (IBV_EVENT_PKEY_CHANGE); queue pairs go on. Give it after=N",
+        Effect::Port(PortFault::NewPKey),
+    ),
+    kind(
         "hostile",
-        "all faults above but loss, as often as on a hostile soft device; no rate, no filters",
+        "all faults above but loss and those of the port, as often as on a hostile soft device; no rate, no filters",
         Effect::All,
     ),
     fails(
@@ -230,7 +247,7 @@ fn check(fault: &FaultSpec, effect: Effect) -> Result<(), BadFault> {
 fn rule(fault: FaultSpec, effect: Effect) -> impl Rule<SoftFaults> {
     rules::by(move |event, random| {
         let is_here = match effect {
-            Effect::Fail(_) | Effect::Delay => event.point == FaultPoint::Begin,
+            Effect::Fail(_) | Effect::Delay | Effect::Port(_) => event.point == FaultPoint::Begin,
             Effect::NotReady => event.point == FaultPoint::Receive,
             Effect::Lose => event.point == FaultPoint::Datagram,
             Effect::Hide => event.point == FaultPoint::Poll,
@@ -250,6 +267,7 @@ fn rule(fault: FaultSpec, effect: Effect) -> impl Rule<SoftFaults> {
             }
             Effect::Hide => Verdict::Wait(random.within_u32(1, POLLS)),
             Effect::Scatter => Verdict::Scatter(random.within_u32(1, STEPS)),
+            Effect::Port(fault) => Verdict::Port(fault),
             Effect::All => Verdict::Pass,
         })
     })

@@ -12,7 +12,8 @@ use super::engine::{Outcome, Request};
 use super::opcode_of;
 use super::pending::{Backlog, CHUNK, NextStep, Pending, PendingRequest};
 use crate::hostile::{
-    FaultEvent, FaultPoint, HostileMode, HostileObject, Rules, Scatter, Verdict, may_pass,
+    FaultEvent, FaultPoint, HostileMode, HostileObject, PortFault, Rules, Scatter, Verdict,
+    may_pass,
 };
 
 /// Maximum number of requests that a queue pair executes at a time if requests may overtake each other.
@@ -285,6 +286,19 @@ impl Pending {
                 Verdict::Wait(steps) => faults.rest = steps.min(REST_MAX),
                 Verdict::WaitFor(time) => faults.until = now + time.min(WAIT_MAX),
                 Verdict::Kill(status) => faults.kill = Some(status),
+                Verdict::Port(fault) => {
+                    if fault == PortFault::Down {
+                        faults.kill = Some(Status::RetryExceeded);
+                    }
+                    let event = core
+                        .context
+                        .hostility
+                        .as_ref()
+                        .and_then(|mode| mode.port_fails(fault));
+                    event
+                        .into_iter()
+                        .for_each(|event| core.context.events.raise(event));
+                }
                 _ => {}
             }
         }
