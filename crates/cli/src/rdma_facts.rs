@@ -9,7 +9,7 @@
 use std::net::Ipv6Addr;
 
 use headworks::devices::Choice;
-use headworks::verbs::DeviceName;
+use headworks::verbs::{DeviceName, PKey};
 
 pub(crate) mod in_words;
 mod sysfs;
@@ -20,7 +20,7 @@ pub(crate) use sysfs::{DEVICES, is_software, net, port};
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct PortFacts {
     /// Entries of the table of partition keys that have a key, by index.
-    pub(crate) pkeys: Vec<PartitionKey>,
+    pub(crate) pkeys: Vec<PKeyEntry>,
     /// Entries of the GID table that have a GID, by index.
     pub(crate) gids: Vec<GidEntry>,
     /// Traffic class that the driver sets for all connections of the port, whatever a program asks for. Only the
@@ -32,16 +32,9 @@ pub(crate) struct PortFacts {
 
 /// Entry of a port's table of partition keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct PartitionKey {
+pub(crate) struct PKeyEntry {
     pub(crate) index: u16,
-    pub(crate) key: u16,
-}
-
-impl PartitionKey {
-    /// Whether the port is a full member of the partition. A limited member reaches full members only.
-    pub(crate) const fn is_full(self) -> bool {
-        self.key & 0x8000 != 0
-    }
+    pub(crate) key: PKey,
 }
 
 /// Entry of a port's GID table.
@@ -66,6 +59,9 @@ pub(crate) struct Counter {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct NameOptions {
     pub(crate) gid_index: Option<u16>,
+    /// Whether it gives the GID by `gid`, and by `subnet`.
+    pub(crate) names_gid: bool,
+    pub(crate) names_subnet: bool,
     pub(crate) pkey_index: Option<u16>,
     pub(crate) traffic_class: Option<u8>,
 }
@@ -76,6 +72,8 @@ impl NameOptions {
         let value = |key| name.option(key).flatten();
         Self {
             gid_index: value("gid_index").and_then(|text| text.parse().ok()),
+            names_gid: value("gid").is_some(),
+            names_subnet: value("subnet").is_some(),
             pkey_index: value("pkey_index").and_then(|text| text.parse().ok()),
             traffic_class: value("traffic_class").and_then(|text| text.parse().ok()),
         }
@@ -83,7 +81,7 @@ impl NameOptions {
 }
 
 /// Returns the index of the partition key that connections use, and the key if the table has one there.
-pub(crate) fn pkey(choice: &Choice, facts: &PortFacts) -> (u16, Option<PartitionKey>) {
+pub(crate) fn pkey(choice: &Choice, facts: &PortFacts) -> (u16, Option<PKeyEntry>) {
     let index = choice.pkey_index;
     let mut table = facts.pkeys.iter();
     (index, table.find(|entry| entry.index == index).copied())
@@ -128,6 +126,7 @@ mod tests {
             gid_index: Some(3),
             pkey_index: Some(300),
             traffic_class: Some(106),
+            ..NameOptions::default()
         };
         let all = "ibv:mlx5_0,traffic_class=106,pkey_index=300,gid_index=3,mtu=1024";
         assert_eq!(of(all), expected);

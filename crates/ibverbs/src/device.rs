@@ -6,6 +6,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
+use headworks_verbs::versions::Versions;
 use headworks_verbs::{
     Access, AddressHandle, AhInit, AhKey, AllocRequest, AsyncEvent, Buffer, Completion,
     CompletionChannel, CompletionQueue, CqInit, Device, DeviceInfo, Instant, Pages, PortChange,
@@ -26,7 +27,6 @@ use crate::qp::IbvQp;
 use crate::qp_state_cache::QpStateCache;
 use crate::raw::{Object, Raw};
 use crate::srq::IbvSrq;
-use crate::versions::Versions;
 
 /// Converts the system's error on the creation of an object.
 pub(crate) fn refused(what: &'static str, source: io::Error) -> ResourceError {

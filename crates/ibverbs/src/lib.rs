@@ -11,7 +11,6 @@
 //! | [`port_selection`] | the chosen port and GID, and why a device cannot be used |
 //! | `options`, `quirks`, `gid` | options of a device name; quirks of drivers; choice of a GID: pure |
 //! | `port_tables`, `probe` | what a port's tables say and what is chosen of them; what a device is found to do when it is opened |
-//! | `versions` | values that are replaced while references to earlier ones are in use |
 //! | [`cm`] | connection management by librdmacm |
 //! | [`library`] | loads libibverbs at run time |
 //! | `raw` | objects of libibverbs, destroyed in order; calls off the hot path |
@@ -79,7 +78,6 @@ mod srq;
 #[cfg(test)]
 #[allow(unsafe_code, reason = "a device made of functions for C")]
 mod tests;
-mod versions;
 
 mod throttle;
 

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use headworks_shm::BiasedLock;
 use headworks_shm::fork::ForkGeneration;
+use headworks_verbs::versions::Versions;
 use headworks_verbs::{
     Access, AddressHandle, AhInit, AllocRequest, AsyncEvent, Buffer, Completion, CompletionChannel,
     CompletionQueue, CqId, CqInit, Device, DeviceInfo, Gid, Instant, ModifyError, PollError,
@@ -39,7 +40,8 @@ pub struct Pacing {
 /// A device whose queue pairs are paced. It passes everything else through.
 pub struct PacedDevice {
     inner: Arc<dyn Device>,
-    info: DeviceInfo,
+    /// Its description, each time that the port of the device below changed.
+    info: Versions<DeviceInfo>,
     pacing: Pacing,
     queues: PacedCqs,
     /// Present where real time passes.
@@ -98,7 +100,7 @@ impl PacedDevice {
         });
         Self {
             inner,
-            info,
+            info: Versions::new(info),
             pacing,
             queues,
             attendant,
@@ -149,7 +151,7 @@ impl PacedDevice {
         let stamped = config.timestamps;
         // Half of the depth is for the completions that destroyed queue pairs leave behind.
         let wanted = init.depth.max(64).min(config.max_in_flight as u32);
-        let limit = self.info.limits.max_cqe;
+        let limit = self.info.newest().limits.max_cqe;
         let completions = self.inner.create_cq(&CqInit {
             depth: (2 * wanted).min(limit).max(1),
             channel: inner_channel,
@@ -163,7 +165,7 @@ impl PacedDevice {
         let side = PacedSq::new(PacedSqInit {
             completions: completions.clone(),
             config: config.clone(),
-            max_message: self.info.limits.max_message,
+            max_message: self.info.newest().limits.max_message,
             feedback: RateFeedback::new(config.clone(), clock, device),
             member,
             stamps: init.timestamps,
@@ -220,13 +222,25 @@ impl CompletionChannel for SharedChannel {
 
 impl Device for PacedDevice {
     fn info(&self) -> &DeviceInfo {
-        &self.info
+        let (own, inner) = (self.info.newest(), self.inner.info());
+        let of_port = |info: &DeviceInfo| (info.gid, info.lid, info.roce, info.pkey);
+        if of_port(own) == of_port(inner) {
+            return own;
+        }
+        self.info.replace(DeviceInfo {
+            gid: inner.gid,
+            lid: inner.lid,
+            roce: inner.roce,
+            pkey: inner.pkey,
+            ..own.clone()
+        });
+        self.info.newest()
     }
     fn alloc_pd(&self) -> Result<Arc<dyn ProtectionDomain>, ResourceError> {
         Ok(Arc::new(PacedPd {
             inner: self.inner.alloc_pd()?,
             queues: self.queues.clone(),
-            gid: self.info.gid,
+            gid: self.info().gid,
             caps: Mutex::default(),
             made_by: self.made_by,
         }))

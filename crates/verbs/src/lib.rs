@@ -22,6 +22,7 @@
 //! | [`qp_state`] | QP states and the table of legal transitions with their attributes |
 //! | [`bringup`] | connects two RC queue pairs over any byte stream: a byte state machine |
 //! | [`interpose`] | a device wrapper that observes and filters posts and polls |
+//! | [`versions`] | values that are replaced while references to earlier ones are in use |
 //! | [`error`] | errors, one type per kind of operation |
 #![deny(unsafe_code)]
 
@@ -39,6 +40,7 @@ pub mod port_failure;
 pub mod qp_state;
 pub mod queue_pair;
 pub mod time;
+pub mod versions;
 pub mod work_request;
 
 pub use address::{Gid, Lid, Mtu, PKey, Psn, Qpn, RoceVersion};

@@ -49,7 +49,7 @@ impl PortReport {
         if let Some(key) = key {
             let membership = in_words::membership(key).to_owned();
             lines.push(("pkey_index", index.to_string(), String::new()));
-            lines.push(("pkey", format!("{:#06x}", key.key), membership));
+            lines.push(("pkey", key.key.to_string(), membership));
         }
         if choice.network.is_roce() {
             let class = rdma_facts::traffic_class(facts, options);
@@ -75,7 +75,7 @@ impl PortReport {
             "gid_index": choice.gid_index,
             "gid_type": self.gid_type(),
             "pkey_index": pkey_index,
-            "pkey": pkey.map(|entry| entry.key),
+            "pkey": pkey.map(|entry| entry.key.raw()),
             "traffic_class": class,
             "net": self.net.as_ref().map(|(net, _)| net),
             "net_mtu": self.net.as_ref().map(|(_, mtu)| mtu),

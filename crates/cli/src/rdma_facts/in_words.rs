@@ -2,7 +2,7 @@
 
 use headworks::devices::{Choice, Network};
 
-use super::{ClassSource, GidEntry, NameOptions, PartitionKey, TrafficClass};
+use super::{ClassSource, GidEntry, NameOptions, PKeyEntry, TrafficClass};
 
 /// The kind of event that a counter counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -263,13 +263,13 @@ const COUNTERS: &[(&str, CounterKind, &str)] = &[
 ];
 
 /// Describes a partition key: `0x8001, full membership`.
-pub(crate) fn pkey(entry: PartitionKey) -> String {
-    format!("{:#06x}, {}", entry.key, membership(entry))
+pub(crate) fn pkey(entry: PKeyEntry) -> String {
+    format!("{}, {}", entry.key, membership(entry))
 }
 
 /// Describes the membership in a partition.
-pub(crate) fn membership(entry: PartitionKey) -> &'static str {
-    match entry.is_full() {
+pub(crate) fn membership(entry: PKeyEntry) -> &'static str {
+    match entry.key.is_full() {
         true => "full membership",
         false => "limited membership",
     }
@@ -289,6 +289,12 @@ pub(crate) fn gid(entry: &GidEntry) -> String {
 pub(crate) fn gid_reason(choice: &Choice, table: &[GidEntry], options: NameOptions) -> String {
     if let Some(index) = options.gid_index {
         return format!("the device's name says gid_index={index}");
+    }
+    if options.names_gid {
+        return "the device's name gives this address by gid=ADDRESS".to_owned();
+    }
+    if options.names_subnet {
+        return "the first entry in the subnet that the device's name gives, in the order of preference".to_owned();
     }
     let gid = std::net::Ipv6Addr::from(choice.gid.0);
     let (is_ipv4, is_local) = (gid.to_ipv4_mapped().is_some(), gid.is_unicast_link_local());
@@ -357,7 +363,7 @@ pub(crate) fn class_source(class: TrafficClass, options: NameOptions, port: u8) 
 
 #[cfg(test)]
 mod tests {
-    use headworks::verbs::{Gid, Lid, Mtu};
+    use headworks::verbs::{Gid, Lid, Mtu, PKey};
 
     use super::*;
 
@@ -431,11 +437,24 @@ mod tests {
         };
         let said = gid_reason(&choice, &table(), options);
         assert_eq!(said, "the device's name says gid_index=2");
+        for (option, part) in [
+            ("gid=192.0.2.1", "by gid="),
+            ("subnet=192.0.2.0/24", "in the subnet"),
+        ] {
+            let options = NameOptions::of(&format!("ibv:mlx5_0,{option}").parse().unwrap());
+            let said = gid_reason(&choice, &table(), options);
+            assert!(said.contains(part), "{said}");
+        }
     }
 
     #[test]
     fn entries_of_tables_are_described() {
-        let key = |key| pkey(PartitionKey { index: 0, key });
+        let key = |key| {
+            pkey(PKeyEntry {
+                index: 0,
+                key: PKey::new(key).unwrap(),
+            })
+        };
         assert_eq!(key(0xffff), "0xffff, full membership");
         assert_eq!(key(0x0001), "0x0001, limited membership");
         let mut entry = entry(3, IPV4, "RoCE v2");

@@ -3,7 +3,9 @@
 use std::net::Ipv6Addr;
 use std::path::Path;
 
-use super::{Counter, GidEntry, PartitionKey, PortFacts, in_words};
+use headworks::verbs::PKey;
+
+use super::{Counter, GidEntry, PKeyEntry, PortFacts, in_words};
 use crate::system_files::{list, list_numbered, name_of, number, word};
 
 /// Directory in which the kernel has an entry for each RDMA device.
@@ -35,13 +37,13 @@ pub(crate) fn port(device: &Path, number: u32) -> PortFacts {
     }
 }
 
-fn pkeys(port: &Path) -> Vec<PartitionKey> {
+fn pkeys(port: &Path) -> Vec<PKeyEntry> {
     let entries = list_numbered(&port.join("pkeys")).into_iter();
     let in_use = entries.filter_map(|(index, file)| {
         let text = word(&file)?;
         let key = u16::from_str_radix(text.strip_prefix("0x")?, 16).ok()?;
         // A key without the bit of membership is 0 in an entry that is not in use.
-        (key & 0x7fff != 0).then_some(PartitionKey { index, key })
+        PKey::new(key).map(|key| PKeyEntry { index, key })
     });
     in_use.collect()
 }
@@ -128,10 +130,17 @@ mod tests {
             ("ports/1/gid_attrs/ndevs/1", "eth0.7\n"),
         ]);
         let facts = port(root.path(), 1);
-        let pkeys = facts.pkeys.iter().map(|entry| (entry.index, entry.key));
+        let pkeys = facts
+            .pkeys
+            .iter()
+            .map(|entry| (entry.index, entry.key.raw()));
         let expected = [(0, 0xffff), (2, 0x0001), (10, 0x8002)];
         assert_eq!(pkeys.collect::<Vec<_>>(), expected);
-        let full: Vec<_> = facts.pkeys.iter().map(|entry| entry.is_full()).collect();
+        let full: Vec<_> = facts
+            .pkeys
+            .iter()
+            .map(|entry| entry.key.is_full())
+            .collect();
         assert_eq!(full, [true, false, true]);
         let entry = |index, gid: &str, kind: &str, net: Option<&str>| GidEntry {
             index,

@@ -84,6 +84,8 @@ impl Route {
         if let Some((asked, found)) = other(&self.device, self.port, asked) {
             return Err(RouteError::OtherDevice { asked, found });
         }
+        // The connection manager says 0 if nobody has asked for a class. Then the administrator's holds.
+        let class = Some(self.traffic_class).filter(|class| *class > 0);
         let port = self.port.to_string();
         let mut name = format!("ibv:{}", self.device);
         let found = [
@@ -91,7 +93,7 @@ impl Route {
             ("gid_index", Some(self.gid_index.to_string())),
             ("mtu", self.mtu.map(|mtu| mtu.bytes().to_string())),
             ("service_level", Some(self.service_level.to_string())),
-            ("traffic_class", Some(self.traffic_class.to_string())),
+            ("traffic_class", class.map(|class| class.to_string())),
             ("pkey_index", self.pkey_index.map(|index| index.to_string())),
         ];
         for (key, value) in asked.options() {
@@ -195,10 +197,14 @@ mod tests {
         assert_eq!(device(asked).unwrap(), rest);
         let silent = Route {
             mtu: None,
+            traffic_class: 0,
             ..route()
         };
         let name = silent.device(&"ibv".parse().unwrap()).unwrap();
-        assert_eq!(name.option("mtu"), None);
+        assert_eq!(
+            (name.option("mtu"), name.option("traffic_class")),
+            (None, None)
+        );
         let infiniband = Route {
             pkey_index: Some(2),
             ..route()

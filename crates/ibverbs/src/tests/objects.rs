@@ -4,10 +4,12 @@ use std::process::Command;
 use std::sync::Arc;
 
 use headworks_verbs::{
-    Access, AhInit, AllocRequest, Buffer, Completion, CqInit, Gid, HeapBuffer, ModifyError, Mtu,
-    OpenError, PostErrorKind, Promises, Provider, QpAttr, QpCaps, QpInit, QpState, QpType,
-    ResourceError, SrqInit,
+    Access, AhInit, AllocRequest, Atomics, Buffer, Completion, CqInit, Gid, HeapBuffer,
+    ModifyError, Mtu, OpenError, PostErrorKind, Promises, Provider, QpAttr, QpCaps, QpInit,
+    QpState, QpType, ResourceError, SrqInit,
 };
+
+use crate::abi;
 
 use super::{Bench, stub};
 use crate::{IbvProvider, Network, Refusal};
@@ -183,6 +185,18 @@ fn a_device_without_atomics_gives_no_right_to_them() {
     let stub = bench.stub.lock().unwrap();
     assert_eq!(stub.registered, [7]);
     assert_eq!(stub.modified[0].0.qp_access_flags, 7);
+}
+
+#[test]
+fn what_the_devices_atomics_are_atomic_with_is_told() {
+    for (cap, atomics) in [
+        (abi::ATOMIC_NONE, Atomics::None),
+        (abi::ATOMIC_HCA, Atomics::Device),
+        (abi::ATOMIC_GLOB, Atomics::Global),
+    ] {
+        let bench = Bench::with("", |stub| stub.atomic_cap = cap);
+        assert_eq!(bench.device.info().abilities.atomics, atomics);
+    }
 }
 
 #[test]

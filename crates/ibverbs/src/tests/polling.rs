@@ -92,6 +92,7 @@ fn a_failed_request_of_a_connection_is_the_end_of_it() {
     let qp = bench.ready(QpType::Rc);
     let failed = abi::Wc {
         status: 10,
+        vendor_err: 0x8a,
         opcode: 128,
         wc_flags: 3,
         qp_num: qp.qpn().raw(),
@@ -108,6 +109,7 @@ fn a_failed_request_of_a_connection_is_the_end_of_it() {
     let expected = Completion {
         wr_id: 1,
         status: Status::RemoteAccess,
+        vendor_err: 0x8a,
         qpn: qp.qpn(),
         ..Completion::default()
     };
@@ -360,6 +362,7 @@ fn stamps_are_the_devices_where_it_has_a_clock() {
     assert_eq!(cq.poll(&mut out), Ok(0));
     let failed = abi::Wc {
         status: 5,
+        vendor_err: 0xf9,
         opcode: 0,
         ..wc(9)
     };
@@ -379,6 +382,7 @@ fn stamps_are_the_devices_where_it_has_a_clock() {
     assert_eq!((out[2].src_qpn.raw(), out[2].flags.grh), (4, true));
     assert_eq!(cq.poll(&mut out), Ok(1));
     assert_eq!((out[0].wr_id, out[0].status), (9, Status::Flushed));
+    assert_eq!(out[0].vendor_err, 0xf9);
     assert_eq!(bench.device.now(), Instant::from_nanos(74_000));
     bench.stub.lock().unwrap().polls_broken = true;
     assert_eq!(cq.poll(&mut out), Err(PollError::Corrupt));

@@ -6,6 +6,7 @@ use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use headworks_verbs::versions::Versions;
 use headworks_verbs::{
     Access, AddressHandle, AhInit, AllocRequest, AsyncEvent, Buffer, Completion, CompletionChannel,
     CompletionQueue, CqId, CqInit, Device, DeviceInfo, DeviceLimits, Instant, ModifyError, Opcode,
@@ -252,7 +253,7 @@ pub(crate) fn opcode(op: &SendOp) -> Opcode {
 #[derive(Clone)]
 pub(crate) struct Script {
     state: Arc<Mutex<State>>,
-    info: Arc<DeviceInfo>,
+    pub(crate) info: Arc<Versions<DeviceInfo>>,
     nothing: Arc<File>,
 }
 
@@ -266,7 +267,7 @@ impl Script {
                 next: 100,
                 ..State::default()
             })),
-            info: Arc::new(DeviceInfo {
+            info: Arc::new(Versions::new(DeviceInfo {
                 limits: DeviceLimits {
                     max_qp: many,
                     max_qp_wr: many,
@@ -282,7 +283,7 @@ impl Script {
                     max_message: MAX_MESSAGE,
                 },
                 ..DeviceInfo::named("script".parse().expect("a name"))
-            }),
+            })),
             nothing: Arc::new(File::open("/dev/null").expect("/dev/null")),
         }
     }
@@ -301,7 +302,7 @@ fn none<T>(what: &'static str) -> Result<T, ResourceError> {
 
 impl Device for Script {
     fn info(&self) -> &DeviceInfo {
-        &self.info
+        self.info.newest()
     }
     fn alloc_pd(&self) -> Result<Arc<dyn ProtectionDomain>, ResourceError> {
         Ok(Arc::new(self.clone()))

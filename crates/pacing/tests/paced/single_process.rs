@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use headworks_pacing::{PacedDevice, PacingConfig};
 use headworks_verbs::{
-    AhKey, Completion, CompletionQueue, Destination, Device, PostError, Promises, ProtectionDomain,
-    QpAttr, QpState, Qpn, RemoteAddr, SendFlags, SendOp, Sge, Status,
+    AhKey, Completion, CompletionQueue, Destination, Device, DeviceInfo, Gid, PKey, PostError,
+    Promises, ProtectionDomain, QpAttr, QpState, Qpn, RemoteAddr, SendFlags, SendOp, Sge, Status,
 };
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -262,6 +262,28 @@ fn settles(config: PacingConfig, slope: f64) -> (u64, u64) {
     qp.post_send(&[write(64).wr(1)]).expect("posts");
     assert_eq!(paced.status().active, 1);
     (low, high)
+}
+
+/// The port of the device gets another address while the device is open.
+#[test]
+fn the_description_follows_the_port_of_the_device_below() {
+    let script = Script::new(START);
+    let config = Arc::new(PacingConfig::default());
+    let paced = device(&script, &share(), &config);
+    let before = paced.info();
+    let info = script.info().clone();
+    let gid = Gid([7; 16]);
+    script.info.replace(DeviceInfo {
+        gid,
+        pkey: PKey::new(0x8001),
+        ..info.clone()
+    });
+    let after = paced.info();
+    assert_eq!((after.gid, after.pkey), (gid, PKey::new(0x8001)));
+    assert_eq!((before.gid, before.pkey), (info.gid, None));
+    // What pacing takes for itself stays taken.
+    assert_eq!(after.limits, before.limits);
+    assert_ne!(after.limits.max_cq, info.limits.max_cq);
 }
 
 #[test]

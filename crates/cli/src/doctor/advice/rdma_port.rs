@@ -43,7 +43,7 @@ fn partition(nic: &Nic, choice: &Choice, port: Option<&Port>) -> Option<Finding>
     let facts = &port?.facts;
     let table = &facts.pkeys;
     let (index, used) = pkey(choice, facts);
-    let full = table.iter().find(|entry| entry.is_full());
+    let full = table.iter().find(|entry| entry.key.is_full());
     if table.is_empty() {
         return None;
     }
@@ -52,7 +52,7 @@ fn partition(nic: &Nic, choice: &Choice, port: Option<&Port>) -> Option<Finding>
     let others = others.map(|entry| format!("key {}: {}", entry.index, in_words::pkey(*entry)));
     let is_infiniband = matches!(choice.network, Network::Infiniband(_));
     let finding = match used {
-        Some(entry) if entry.is_full() || !is_infiniband => {
+        Some(entry) if entry.key.is_full() || !is_infiniband => {
             let found = format!("{place}, {}", in_words::pkey(entry));
             return Some(Finding::good(check, found).with(others));
         }

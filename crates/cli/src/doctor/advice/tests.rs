@@ -1,12 +1,12 @@
 //! Each problem by itself, and the findings about it.
 
 use headworks::devices::{Choice, Network, Refusal};
-use headworks::verbs::{Gid, Lid, Mtu};
+use headworks::verbs::{Gid, Lid, Mtu, PKey};
 
 use super::super::environment::{Environment, FileSystem, Namespaces, Proc, Seccomp, Yama};
 use super::super::system_info::{HugePages, Nic, Port, UnusableDevice};
 use super::*;
-use crate::rdma_facts::{NameOptions, PartitionKey, PortFacts};
+use crate::rdma_facts::{NameOptions, PKeyEntry, PortFacts};
 
 fn gid(address: &str) -> Gid {
     Gid(address.parse::<std::net::Ipv6Addr>().unwrap().octets())
@@ -40,9 +40,9 @@ fn port() -> Port {
         link_layer: "Ethernet".into(),
         net: Some(("eth0".into(), 9000)),
         facts: PortFacts {
-            pkeys: vec![PartitionKey {
+            pkeys: vec![PKeyEntry {
                 index: 0,
-                key: 0xffff,
+                key: PKey::DEFAULT,
             }],
             driver_class: Some(106),
             ..PortFacts::default()

@@ -28,7 +28,7 @@ pub(super) struct OwnFacts {
 /// Beginnings of the names of variables that go into a bundle.
 const PREFIXES: [&str; 5] = ["HEADWORKS_", "MLX5_", "IBV_", "RDMAV_", "UCX_"];
 /// Parts of the names of variables whose values are secrets.
-const SECRETS: [&str; 4] = ["SECRET", "TOKEN", "PASSWORD", "CREDENTIAL"];
+const SECRETS: [&str; 6] = ["SECRET", "TOKEN", "PASS", "CREDENTIAL", "AUTH", "KEY"];
 
 /// Modules of the kernel whose parameters matter to RDMA.
 const MODULES: &[&str] = &[

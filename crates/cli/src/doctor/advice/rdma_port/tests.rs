@@ -1,11 +1,11 @@
 //! Findings about the tables and counters of a port, and about the order of data.
 
-use headworks::verbs::{Lid, Mtu};
+use headworks::verbs::{Lid, Mtu, PKey};
 
 use super::super::tests::{IPV4, complaints, healthy, opened};
 use super::super::{Verdict, advise};
 use super::*;
-use crate::rdma_facts::{GidEntry, PartitionKey};
+use crate::rdma_facts::{GidEntry, PKeyEntry};
 
 /// Returns the finding of a check.
 fn finding(facts: &SystemInfo, check: &str) -> Finding {
@@ -36,7 +36,10 @@ fn infiniband(keys: &[(u16, u16)]) -> SystemInfo {
     port.net = None;
     let keys = keys.iter();
     port.facts.pkeys = keys
-        .map(|&(index, key)| PartitionKey { index, key })
+        .map(|&(index, key)| PKeyEntry {
+            index,
+            key: PKey::new(key).unwrap(),
+        })
         .collect();
     facts
 }
@@ -108,7 +111,7 @@ fn a_limited_member_is_told_of_an_index_with_full_membership() {
     assert!(command.starts_with("sminfo "), "{command}");
     // RoCE has the default partition only.
     let mut facts = healthy();
-    facts.devices[0].ports[0].facts.pkeys[0].key = 0x7fff;
+    facts.devices[0].ports[0].facts.pkeys[0].key = PKey::new(0x7fff).unwrap();
     assert_eq!(complaints(&facts), []);
 }
 

@@ -3,13 +3,14 @@
 use std::sync::OnceLock;
 
 /// A value and those that replaced it. None is freed before the whole is, so it fits values that change seldom.
-pub(crate) struct Versions<T> {
+pub struct Versions<T> {
     first: T,
     next: OnceLock<Box<Self>>,
 }
 
 impl<T> Versions<T> {
-    pub(crate) const fn new(first: T) -> Self {
+    /// The value `first`.
+    pub const fn new(first: T) -> Self {
         Self {
             first,
             next: OnceLock::new(),
@@ -26,7 +27,7 @@ impl<T> Versions<T> {
 
     /// The newest value.
     #[inline]
-    pub(crate) fn newest(&self) -> &T {
+    pub fn newest(&self) -> &T {
         match self.next.get() {
             None => &self.first,
             Some(_) => &self.last().first,
@@ -34,7 +35,7 @@ impl<T> Versions<T> {
     }
 
     /// Replaces the value. If two threads do so at the same moment, both values are kept, in either order.
-    pub(crate) fn replace(&self, value: T) {
+    pub fn replace(&self, value: T) {
         let mut newer = Box::new(Self::new(value));
         while let Err(refused) = self.last().next.set(newer) {
             newer = refused;
