@@ -3,7 +3,9 @@ use std::collections::BTreeMap;
 use proptest::prelude::*;
 
 use super::*;
-use crate::control_block::BLOCK_BYTES;
+use crate::control_block::{BLOCK_BYTES, Direction};
+use crate::descriptors::{DESCRIPTORS, KeptDescriptor};
+use crate::slabs::{ByteRing, Extent, Slabs};
 use crate::testing::slabs;
 
 /// Length of the slab of blocks and rings, and of the slab that stands for the pool.
