@@ -76,7 +76,7 @@ struct Job {
 }
 
 /// The suites, by the files in `crates/FOLDER/tests`. Tests of daemons that use no device are left out, as in the step
-/// `rxe`, and so is the one of direct connections, whose bytes use none.
+/// `rxe`.
 const JOBS: &[Job] = &[
     job(("ibverbs", "devices"), 3, ""),
     job(
@@ -96,6 +96,17 @@ const JOBS: &[Job] = &[
         15,
         "--test-threads=1 oracle:: threads:: sleeping_ends:: between_processes:: death:: --skip hostile",
     ),
+    Job {
+        variable: Some((
+            "HEADWORKS_IBV",
+            "ibv:rdma0,timeout=14,relaxed_ordering=yes;ibv:rdma1,timeout=14,relaxed_ordering=yes",
+        )),
+        ..job(
+            ("ring", "rings"),
+            12,
+            "--test-threads=1 oracle:: threads:: tuning:: --skip hostile",
+        )
+    },
     job(("headworks", "pipe"), 8, "--test-threads=1"),
     job(
         ("cli", "command"),
