@@ -59,8 +59,9 @@ pub(crate) struct Counter {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct NameOptions {
     pub(crate) gid_index: Option<u16>,
-    /// Whether it gives the GID by `gid`, and by `subnet`.
+    /// Whether it gives the GID's address (`gid`).
     pub(crate) names_gid: bool,
+    /// Whether it gives a subnet of the GID (`subnet`).
     pub(crate) names_subnet: bool,
     pub(crate) pkey_index: Option<u16>,
     pub(crate) traffic_class: Option<u8>,

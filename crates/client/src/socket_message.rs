@@ -145,8 +145,8 @@ pub enum Request {
     },
 }
 
-/// Feature of an application: it takes connections on the [direct path](crate::direct). Bit 0 said so of one that does not know
-/// of a third ring before it has left the first.
+/// Feature of an application: it takes connections on the [direct path](crate::direct). Bit 0 was this
+/// feature without a third ring.
 pub const FEATURE_DIRECT: u32 = 2;
 
 /// Message of a daemon.

@@ -324,6 +324,8 @@ pub struct Daemon {
     are_workers_elsewhere: bool,
     domains: BTreeMap<DomainId, TenantDomain>,
     device: Arc<dyn Device>,
+    /// Number of the latest failure of the device's port that was logged.
+    port_failures: u64,
     clients: BTreeMap<SessionId, Client>,
     /// Domain of each tenant that ever came, and tenant of each domain.
     tenants: BTreeMap<Tenant, DomainId>,
@@ -384,6 +386,7 @@ impl Daemon {
             nonces: Nonces::new(identity.entropy),
             identity,
             device,
+            port_failures: 0,
             domains: BTreeMap::new(),
             clients: BTreeMap::new(),
             tenants: BTreeMap::new(),
@@ -617,8 +620,12 @@ impl Daemon {
                 AsyncEvent::GidChanged(_)
                 | AsyncEvent::PKeyChanged(_)
                 | AsyncEvent::LidChanged(_)
+                | AsyncEvent::SubnetManagerChanged(_)
                 | AsyncEvent::PortDown(_) => {
-                    if let Some(failure) = self.device.port_failure() {
+                    let failure = self.device.port_failure();
+                    let news = failure.filter(|failure| failure.number > self.port_failures);
+                    if let Some(failure) = news {
+                        self.port_failures = failure.number;
                         tracing::warn!("{}: {failure}", self.device.info().name);
                     }
                 }

@@ -260,6 +260,21 @@ impl BlockingSender {
         &mut self.waiter
     }
 
+    /// Waits until `source` is readable. Returns whether it is; if not, something else ended the wait, and nothing has failed. Steps
+    /// the ring meanwhile, to notice when it breaks.
+    pub(crate) fn wait_for_source(&mut self, source: &impl AsFd) -> Result<bool, BlockingError> {
+        let sender = &mut self.sender;
+        let is_ready = self.waiter.wait_source(source, |phase| {
+            if phase == WaitPhase::Arm {
+                sender.arm();
+            }
+            sender.step().is_err()
+        })?;
+        self.sender.step()?;
+        self.on_wake_up()?;
+        Ok(is_ready)
+    }
+
     /// Waits for a message of the other side over the control stream. Steps the ring meanwhile, to notice when it
     /// breaks: a sender that has sent everything makes no other calls on it, and the other side may not
     /// notice.

@@ -168,8 +168,8 @@ pub fn is_bad_input(error: &OpenError) -> bool {
 /// Whether a provider failed because of an option's value.
 fn is_bad_option(source: &(dyn Error + 'static)) -> bool {
     #[cfg(feature = "ibv")]
-    // The option named a GID index that the port does not use.
-    if let Some(Refusal::GidIndex { .. }) = source.downcast_ref() {
+    // The option named a GID that the port does not have, or an index that it does not use.
+    if let Some(Refusal::GidIndex { .. } | Refusal::NoSuchAddress { .. }) = source.downcast_ref() {
         return true;
     }
     let _ = source;

@@ -34,6 +34,8 @@ pub(crate) struct Port {
     /// Largest retry count that the device takes as a number.
     pub(crate) most_retries: u8,
     pub(crate) options: Options,
+    /// Number of times that the port lost something that connections use.
+    pub(crate) version: u64,
 }
 
 impl Port {
@@ -209,6 +211,7 @@ mod tests {
             needs_grh: false,
             has_atomics: true,
             most_retries: 7,
+            version: 0,
             options: Options::of(&name).unwrap(),
         }
     }

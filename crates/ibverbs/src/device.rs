@@ -1,5 +1,7 @@
 //! An opened device: the state that its objects share, and its protection domains.
 
+mod port_changes;
+
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -9,9 +11,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use headworks_verbs::versions::Versions;
 use headworks_verbs::{
     Access, AddressHandle, AhInit, AhKey, AllocRequest, AsyncEvent, Buffer, Completion,
-    CompletionChannel, CompletionQueue, CqInit, Device, DeviceInfo, Instant, Pages, PortChange,
-    PortFailure, ProtectionDomain, QpInit, QpState, QpType, Qpn, QueuePair, Region, ResourceError,
-    SharedReceiveQueue, SrqInit, Status,
+    CompletionChannel, CompletionQueue, CqInit, Device, DeviceInfo, Instant, Pages, PortFailure,
+    ProtectionDomain, QpInit, QpType, Qpn, QueuePair, Region, ResourceError, SharedReceiveQueue,
+    SrqInit, Status,
 };
 
 use crate::abi;
@@ -22,11 +24,11 @@ use crate::completion_channel::IbvChannel;
 use crate::convert;
 use crate::cq::IbvCq;
 use crate::events::Events;
-use crate::port_tables::PortTables;
 use crate::qp::IbvQp;
 use crate::qp_state_cache::QpStateCache;
 use crate::raw::{Object, Raw};
 use crate::srq::IbvSrq;
+use port_changes::PortFailures;
 
 /// Converts the system's error on the creation of an object.
 pub(crate) fn refused(what: &'static str, source: io::Error) -> ResourceError {
@@ -115,6 +117,8 @@ pub(crate) struct DeviceTraits {
     pub(crate) region_bytes: u64,
     /// Largest number of protection domains; 0 if the device does not report it.
     pub(crate) pds: u32,
+    /// Whether the port was up when the device was opened.
+    pub(crate) is_active: bool,
     /// Whether memory can only be registered with relaxed ordering.
     pub(crate) registers_relaxed: bool,
     /// Whether huge pages can be registered.
@@ -123,6 +127,12 @@ pub(crate) struct DeviceTraits {
     pub(crate) inflates_sizes: bool,
     /// Whether the device reports each failure of a queue pair by an event or a completion.
     pub(crate) reports_failures: bool,
+}
+
+/// A queue pair that exists.
+struct LiveQp {
+    life: Weak<QpStateCache>,
+    qp: Weak<Object<abi::Qp>>,
 }
 
 /// State shared by all objects of a device.
@@ -134,9 +144,8 @@ pub(crate) struct Context {
     next_vector: AtomicU32,
     /// Whether the device reported that the port's tables changed, and they were not read again yet.
     is_port_stale: AtomicBool,
-    is_port_down: AtomicBool,
-    /// Why the connections there were ended, the last time.
-    port_failure: Mutex<Option<PortFailure>>,
+    /// What has happened to the port. Its lock also lets one thread at a time read the tables again.
+    port_failures: Mutex<PortFailures>,
     /// Frequency of the device's clock in kHz, if completions can be stamped with it.
     pub(crate) khz: Option<u64>,
     pub(crate) counts: Counts,
@@ -144,7 +153,7 @@ pub(crate) struct Context {
     arena: Arena,
     next_id: AtomicU32,
     cqs: Mutex<HashMap<u32, Weak<IbvCq>>>,
-    lives: Mutex<HashMap<Qpn, Weak<QpStateCache>>>,
+    lives: Mutex<HashMap<Qpn, LiveQp>>,
     events: Events,
     pub(crate) raw: Arc<Raw>,
 }
@@ -159,11 +168,10 @@ impl Context {
         Ok(Arc::new(Self {
             traits,
             info: Versions::new(info),
+            port_failures: Mutex::new(PortFailures::of(port.number, traits.is_active)),
             port: Versions::new(port),
             next_vector: AtomicU32::new(0),
             is_port_stale: AtomicBool::new(false),
-            is_port_down: AtomicBool::new(false),
-            port_failure: Mutex::default(),
             khz: raw.clock_khz(),
             counts: Counts::default(),
             handles: AddressHandles::default(),
@@ -194,94 +202,6 @@ impl Context {
     #[inline]
     pub(crate) fn port(&self) -> &Port {
         self.port.newest()
-    }
-
-    /// Reads the port's tables again if the device reported that they changed. Not for the threads that post and poll: it asks the
-    /// device for each entry.
-    pub(crate) fn settle_port(&self) {
-        if self.is_port_stale.swap(false, Ordering::AcqRel) {
-            self.read_port_again();
-        }
-    }
-
-    /// Reads the port's tables again, after the device reported that they changed. Later connections use the index at which the
-    /// address and the key are now. If the address is gone, they use another one, chosen as at opening.
-    fn read_port_again(&self) {
-        let (raw, old) = (&self.raw, self.port());
-        let attr = match raw.port_attr(old.number) {
-            Ok(attr) => attr,
-            Err(error) => {
-                tracing::warn!(%error, "the tables of the port changed and cannot be read");
-                return;
-            }
-        };
-        let tables = PortTables::read(raw, old.number, attr);
-        let key_at = |index| raw.pkey(old.number, index);
-        let now = match tables.select(&old.options, Some(old), key_at) {
-            Ok(now) => now,
-            Err(refusal) => {
-                tracing::warn!(
-                    "the tables of the port changed, and no connection can be made: {refusal}"
-                );
-                self.end_connections(PortChange::Gid(old.gid, None));
-                return;
-            }
-        };
-        let (info, lid) = (self.info(), now.network.lid());
-        let places = |port: &Port| (port.gid_index, port.pkey_index);
-        let change = if (old.gid, old.gid_type) != (now.entry.gid, now.entry.gid_type) {
-            Some(PortChange::Gid(old.gid, Some(now.entry.gid)))
-        } else if old.lid != lid {
-            Some(PortChange::Lid(old.lid, lid))
-        } else {
-            let is_other = old.pkey != now.pkey;
-            is_other.then_some(PortChange::PKey(old.pkey, now.pkey))
-        };
-        if change.is_none() {
-            if places(old) == (now.entry.index, now.pkey_index) {
-                return;
-            }
-        } else {
-            self.info.replace(DeviceInfo {
-                gid: now.entry.gid,
-                lid,
-                roce: now.network.roce(),
-                pkey: now.pkey,
-                ..info.clone()
-            });
-        }
-        self.port.replace(Port {
-            gid_index: now.entry.index,
-            gid: now.entry.gid,
-            gid_type: now.entry.gid_type,
-            lid,
-            pkey_index: now.pkey_index,
-            pkey: now.pkey,
-            ..old.clone()
-        });
-        if let Some(change) = change {
-            self.end_connections(change);
-        }
-    }
-
-    /// Ends the connections there are, because the port no longer has what they use. The program is told of each.
-    fn end_connections(&self, change: PortChange) {
-        let port = self.port().number;
-        let failure = PortFailure { port, change };
-        tracing::info!("{failure}");
-        *locked(&self.port_failure) = Some(failure);
-        let lives: Vec<_> = locked(&self.lives)
-            .iter()
-            .filter_map(|(qpn, life)| Some((*qpn, life.upgrade()?)))
-            .collect();
-        let ended = lives.iter().filter(|(_, life)| {
-            let is_connected = matches!(life.state(), QpState::Rtr | QpState::Rts | QpState::Sqd);
-            is_connected && life.qp_type.is_connected()
-        });
-        for (qpn, life) in ended {
-            life.is_lost();
-            self.tell(AsyncEvent::QpFatal(*qpn));
-        }
     }
 
     /// The interrupt for the next completion queue with a channel.
@@ -315,21 +235,25 @@ impl Context {
             .ok_or(ResourceError::Foreign("the completion queue"))
     }
 
-    pub(crate) fn enter_qp(&self, qpn: Qpn, life: &Arc<QpStateCache>) {
-        locked(&self.lives).insert(qpn, Arc::downgrade(life));
+    pub(crate) fn enter_qp(&self, qp: &Arc<Object<abi::Qp>>, life: &Arc<QpStateCache>) {
+        let live = LiveQp {
+            life: Arc::downgrade(life),
+            qp: Arc::downgrade(qp),
+        };
+        locked(&self.lives).insert(qp.qpn(), live);
     }
 
     pub(crate) fn leave_qp(&self, qpn: Qpn, life: &Arc<QpStateCache>) {
         let mut lives = locked(&self.lives);
         // The number may have been given to another queue pair meanwhile.
-        let is_ours = |known: &Weak<QpStateCache>| std::ptr::eq(known.as_ptr(), Arc::as_ptr(life));
+        let is_ours = |known: &LiveQp| std::ptr::eq(known.life.as_ptr(), Arc::as_ptr(life));
         if lives.get(&qpn).is_some_and(is_ours) {
             lives.remove(&qpn);
         }
     }
 
     fn life(&self, qpn: Qpn) -> Option<Arc<QpStateCache>> {
-        locked(&self.lives).get(&qpn).and_then(Weak::upgrade)
+        locked(&self.lives).get(&qpn)?.life.upgrade()
     }
 
     /// Records a failed request, which may have changed the state of its queue pair.
@@ -397,19 +321,17 @@ impl Context {
                 self.lose(|_| true);
                 true
             }
-            AsyncEvent::PortDown(number) => {
-                self.is_port_down
-                    .fetch_or(number == self.port().number, Ordering::Relaxed);
-                true
-            }
-            AsyncEvent::PortActive(number) => {
-                self.is_port_down
-                    .fetch_and(number != self.port().number, Ordering::Relaxed);
+            AsyncEvent::PortDown(number) | AsyncEvent::PortActive(number) => {
+                if number == self.port().number {
+                    let is_active = matches!(event, AsyncEvent::PortActive(_));
+                    locked(&self.port_failures).is_active(is_active);
+                }
                 true
             }
             AsyncEvent::GidChanged(number)
             | AsyncEvent::PKeyChanged(number)
-            | AsyncEvent::LidChanged(number) => {
+            | AsyncEvent::LidChanged(number)
+            | AsyncEvent::SubnetManagerChanged(number) => {
                 let is_ours = number == self.port().number;
                 if is_ours {
                     self.is_port_stale.store(true, Ordering::Release);
@@ -423,7 +345,7 @@ impl Context {
     /// Marks these queue pairs as in error, because their CQ or the device is broken.
     fn lose(&self, which: impl Fn(&QpStateCache) -> bool) {
         let lives = locked(&self.lives);
-        let lost = lives.values().filter_map(Weak::upgrade);
+        let lost = lives.values().filter_map(|live| live.life.upgrade());
         lost.filter(|life| which(life))
             .for_each(|life| life.is_lost());
     }
@@ -514,10 +436,7 @@ impl Device for IbvDevice {
             return None;
         }
         context.pump();
-        let port = context.port().number;
-        let change = PortChange::Down;
-        let is_down = context.is_port_down.load(Ordering::Relaxed);
-        locked(&context.port_failure).or_else(|| is_down.then_some(PortFailure { port, change }))
+        locked(&context.port_failures).latest()
     }
 
     fn next_async_event(&self) -> Option<AsyncEvent> {

@@ -105,9 +105,9 @@ const LEGAL: &str = "port=N, gid_index=N, gid=ADDRESS, subnet=ADDRESS/BITS, mtu=
                      in_order_within_write=all|no|BYTES, relaxed_ordering=yes|no, inline_up_to=BYTES, as in ibv:mlx5_0,gid_index=3";
 const PORT: &str = "port=N, a number from 1 to 255";
 const GID_INDEX: &str = "gid_index=N, a number from 0 to 255";
-const GID: &str = "gid=ADDRESS, an IPv4 or IPv6 address of the port, as in gid=192.0.2.1; not together with gid_index or subnet";
-const SUBNET: &str =
-    "subnet=ADDRESS/BITS, as in subnet=192.0.2.0/24; not together with gid_index or gid";
+const GID: &str = "gid=ADDRESS, an IPv4 or IPv6 address of the port, as in gid=192.0.2.1";
+const ONE_GID: &str = "gid_index, gid and subnet exclude each other: give one of them";
+const SUBNET: &str = "subnet=ADDRESS/BITS, as in subnet=192.0.2.0/24";
 const MTU: &str = "mtu=BYTES: 256, 512, 1024, 2048 or 4096";
 const TRAFFIC_CLASS: &str = "traffic_class=N, a number from 0 to 255";
 const SERVICE_LEVEL: &str = "service_level=N, a number from 0 to 15";
@@ -202,10 +202,7 @@ impl Options {
                 options.subnet.is_some(),
             ];
             if ways.iter().filter(|way| **way).count() > 1 {
-                return Err(refused(match key {
-                    "subnet" => SUBNET,
-                    _ => GID,
-                }));
+                return Err(refused(ONE_GID));
             }
         }
         Ok(options)
@@ -298,7 +295,7 @@ mod tests {
             "subnet=192.0.2.0/24,gid=192.0.2.1",
         ] {
             let said = of(&format!(",{two}")).unwrap_err();
-            assert!(said.contains("not together with"), "{said}");
+            assert!(said.contains("exclude each other"), "{said}");
         }
     }
 

@@ -60,7 +60,7 @@ impl PortTables {
             }
         };
         let pkey_index = match options.pkey_index {
-            Some(index) => index,
+            Some(index) => self.same_pkey(previous, &key_at).unwrap_or(index),
             // Ethernet has one partition.
             None if !is_infiniband => 0,
             None => self.pkey_index(previous, &key_at),
@@ -77,13 +77,28 @@ impl PortTables {
 
     /// The key that is in use, else the first of full membership, else the first.
     fn pkey_index(&self, previous: Option<&Port>, key_at: &impl Fn(u16) -> Option<PKey>) -> u16 {
-        let find = |is_it: &dyn Fn(PKey) -> bool| {
-            (0..self.attr.pkey_tbl_len).find(|index| key_at(*index).is_some_and(is_it))
-        };
-        let used = previous.and_then(|port| port.pkey);
-        let same = used.and_then(|used| find(&|pkey| pkey == used));
+        let find = |is_it: &dyn Fn(PKey) -> bool| self.find_pkey(key_at, is_it);
         let any = || find(&PKey::is_full).or_else(|| find(&|_| true));
-        same.or_else(any).unwrap_or(0)
+        self.same_pkey(previous, key_at).or_else(any).unwrap_or(0)
+    }
+
+    /// Index of the first key that `is_it`.
+    fn find_pkey(
+        &self,
+        key_at: &impl Fn(u16) -> Option<PKey>,
+        is_it: &dyn Fn(PKey) -> bool,
+    ) -> Option<u16> {
+        (0..self.attr.pkey_tbl_len).find(|index| key_at(*index).is_some_and(is_it))
+    }
+
+    /// Index at which the key that is in use is now.
+    fn same_pkey(
+        &self,
+        previous: Option<&Port>,
+        key_at: &impl Fn(u16) -> Option<PKey>,
+    ) -> Option<u16> {
+        let used = previous?.pkey?;
+        self.find_pkey(key_at, &|pkey| pkey == used)
     }
 
     /// The GID that is in use, wherever it is now, else the requested one, else the best one.

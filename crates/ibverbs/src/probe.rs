@@ -11,8 +11,9 @@ use crate::buffer::Arena;
 use crate::quirks::{DataInOrder, Quirks};
 use crate::raw::{Object, Raw};
 
-/// Sizes of inline payloads to try, longest first. Every device has queue pairs for the last.
-const INLINES: [u32; 10] = [1024, 512, 384, 256, 192, 128, 64, 32, 16, 0];
+/// Sizes of inline payloads to try, longest first; 101 and 96 are the limits of irdma and bnxt_re. Every device has queue pairs for the
+/// last.
+const INLINES: [u32; 12] = [1024, 512, 384, 256, 192, 128, 101, 96, 64, 32, 16, 0];
 
 /// What a device was found to do.
 #[derive(Debug, PartialEq, Eq)]

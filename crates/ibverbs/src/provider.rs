@@ -256,6 +256,7 @@ fn find(api: &Api, sysfs: &Path, name: &DeviceName) -> Result<FoundDevice, OpenE
         has_atomics: device.atomic_cap != abi::ATOMIC_NONE,
         most_retries: quirks.most_retries,
         options,
+        version: 0,
     };
     let findings = match probe::examine(&raw, &port, quirks) {
         Ok(findings) => findings,
@@ -289,6 +290,13 @@ fn find(api: &Api, sysfs: &Path, name: &DeviceName) -> Result<FoundDevice, OpenE
     }
     let limits = limits_of(&device, &tables.attr, findings.max_inline);
     let tuning = port.options.tuning();
+    if tuning.relaxed_ordering && !raw.knows_relaxed() {
+        return Err(OpenError::BadOption {
+            option: "relaxed_ordering=yes".to_owned(),
+            kind: "ibv",
+            legal: "this libibverbs cannot register memory so; update rdma-core to version 28 or later",
+        });
+    }
     let (asked, highest) = (tuning.inline_up_to.into(), limits.max_inline.into());
     within("inline_up_to", asked, highest, || {
         format!("{called} sends inline")
@@ -318,6 +326,7 @@ fn find(api: &Api, sysfs: &Path, name: &DeviceName) -> Result<FoundDevice, OpenE
         tuning,
     };
     let traits = DeviceTraits {
+        is_active: choice.is_up,
         region_bytes: device.max_mr_size,
         pds: positive(device.max_pd),
         registers_relaxed: findings.registers_relaxed,

@@ -99,7 +99,7 @@ impl IbvQp {
             init.qp_type,
             [send_cq.id(), recv_cq.id()],
         ));
-        context.enter_qp(qp.qpn(), &life);
+        context.enter_qp(&qp, &life);
         let mut rules = Rules::of(&caps, context.max_message(init.qp_type));
         rules.may_read(init.qp_type.is_reliable());
         let own = Receives::Own(ObjectRef::of(&qp), post_recv);
@@ -240,13 +240,17 @@ impl IbvQp {
         self.refresh(now_ms);
         let from = self.life.state();
         let to = qp_state::check_transition(self.life.qp_type, from, attr)?;
-        context.port().check_way((from, to), attr)?;
+        let port = context.port();
+        port.check_way((from, to), attr)?;
         let modify = |(from, to), attr: &QpAttr| {
-            let (mut out, mask) = context
-                .port()
-                .attributes(self.life.qp_type, (from, to), attr);
+            let (mut out, mask) = port.attributes(self.life.qp_type, (from, to), attr);
             if let Some(way) = way {
+                // The connection manager says 0 if nobody has asked for a class. Then the administrator's holds.
+                let class = out.ah_attr.grh.traffic_class;
                 out.ah_attr = way;
+                if way.grh.traffic_class == 0 {
+                    out.ah_attr.grh.traffic_class = class;
+                }
             }
             self.qp.modify(out, mask)
         };
@@ -270,6 +274,9 @@ impl IbvQp {
             return Err(refusal((from, to), &error));
         }
         self.life.moved((from, to));
+        if to == QpState::Init {
+            self.life.uses_port(port.version);
+        }
         // The device need not be asked for a state that it just entered.
         if let Some(queries) = &self.queries {
             queries.close(now_ms);
@@ -309,6 +316,8 @@ impl QueuePair for IbvQp {
         if !self.made_by.is_foreign() {
             let now_ms = coarse_ms();
             self.pd.context.glance(now_ms);
+            // Whoever asks for the state does not ask while requests come and go.
+            self.pd.context.settle_port();
             self.refresh(now_ms);
         }
         self.life.state()

@@ -5,7 +5,7 @@
 //! state only if it cannot be from before a reset. Otherwise it marks the queue pair as *suspect*, and the
 //! next call that needs the state asks the device.
 
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering::Relaxed};
 
 use headworks_verbs::{CqId, QpState, QpType, Status};
 
@@ -23,6 +23,8 @@ pub(crate) struct QpStateCache {
     was_suspect: AtomicBool,
     /// Whether the program was told of its failure since the last reset.
     is_told: AtomicBool,
+    /// [Version of the port](crate::attributes::Port::version) with which it was moved to INIT.
+    port_version: AtomicU64,
 }
 
 /// State of a queue pair in `now` after a failure that leads to `to`; `None` if it does not change.
@@ -46,7 +48,25 @@ impl QpStateCache {
             is_suspect: AtomicBool::new(false),
             was_suspect: AtomicBool::new(false),
             is_told: AtomicBool::new(false),
+            port_version: AtomicU64::new(0),
         }
+    }
+
+    /// Records that the queue pair was moved to INIT with this version of the port.
+    pub(crate) fn uses_port(&self, version: u64) {
+        self.port_version.store(version, Relaxed);
+    }
+
+    /// Whether it has a peer, or will have one, by the port as it was before `version`.
+    pub(crate) fn is_of_port_before(&self, version: u64) -> bool {
+        let is_in_use = !matches!(self.state(), QpState::Reset | QpState::Error);
+        is_in_use && self.qp_type.is_connected() && self.port_version.load(Relaxed) < version
+    }
+
+    /// Records that it was ended. Returns whether to tell the program: it was not told yet.
+    pub(crate) fn end(&self) -> bool {
+        self.is_lost();
+        !self.is_told.swap(true, Relaxed)
     }
 
     #[inline]

@@ -338,8 +338,9 @@ impl Raw {
             event::PORT_ERR => Ok(AsyncEvent::PortDown(port)),
             event::GID_CHANGE => Ok(AsyncEvent::GidChanged(port)),
             event::PKEY_CHANGE => Ok(AsyncEvent::PKeyChanged(port)),
-            event::LID_CHANGE | event::SM_CHANGE | event::CLIENT_REREGISTER => {
-                Ok(AsyncEvent::LidChanged(port))
+            event::LID_CHANGE => Ok(AsyncEvent::LidChanged(port)),
+            event::SM_CHANGE | event::CLIENT_REREGISTER => {
+                Ok(AsyncEvent::SubnetManagerChanged(port))
             }
             other => Err(other),
         };

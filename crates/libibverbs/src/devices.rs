@@ -140,9 +140,9 @@ impl VerbsDevice {
 pub(crate) struct PortTables {
     /// How many places the entries have moved.
     pub(crate) moves: u32,
-    /// Whether other GIDs are in the places of those at first.
+    /// Whether the GIDs were replaced.
     pub(crate) has_new_gids: bool,
-    /// Whether other partition keys are in the places of those at first.
+    /// Whether the partition keys were replaced.
     pub(crate) has_new_pkeys: bool,
 }
 

@@ -22,6 +22,7 @@ use crate::attributes::KnownAttr;
 use crate::builder::Builder;
 use crate::devices::{PORT, PortTables, VerbsDevice};
 use crate::errors::Errno;
+use crate::manners::Manner;
 use crate::registration::Registered;
 use crate::system::ProgramFd;
 
@@ -154,8 +155,11 @@ pub(crate) struct DeviceObject {
     pub(crate) about: VerbsDevice,
 }
 
+/// Bit of [`ContextObject::port_faults`]: the port is down.
 const DOWN: u32 = 1;
+/// As above: the GIDs were replaced.
 const NEW_GIDS: u32 = 2;
+/// As above: the partition keys were replaced.
 const NEW_PKEYS: u32 = 4;
 
 /// An open device.
@@ -257,6 +261,7 @@ impl ContextObject {
 
     /// What has happened to the port's tables.
     pub(crate) fn tables(&self) -> PortTables {
+        self.look_for_port_events();
         let faults = self.port_faults.load(Ordering::Relaxed);
         PortTables {
             moves: self.moves.load(Ordering::Relaxed),
@@ -267,7 +272,17 @@ impl ContextObject {
 
     /// Whether the port is down.
     pub(crate) fn is_port_down(&self) -> bool {
+        self.look_for_port_events();
         self.port_faults.load(Ordering::Relaxed) & DOWN != 0
+    }
+
+    /// Takes the software RNIC's events, and keeps them for the program.
+    fn look_for_port_events(&self) {
+        let Some(told) = &self.told else { return };
+        while let Some(event) = self.device.next_async_event() {
+            self.note_port(event);
+            told.tell(event);
+        }
     }
 
     /// Changes the port as an event of the software RNIC says, which only injected faults raise.
@@ -285,6 +300,7 @@ impl ContextObject {
     pub(crate) fn count_queue_pair(&self) {
         let made = self.made.fetch_add(1, Ordering::Relaxed) + 1;
         if let Some(told) = &self.told
+            && self.about.manners.has(Manner::TablesMove)
             && made.is_multiple_of(3)
         {
             self.moves.fetch_add(1, Ordering::Relaxed);

@@ -9,7 +9,7 @@ use headworks_shm::fork::ForkGeneration;
 use headworks_verbs::versions::Versions;
 use headworks_verbs::{
     Access, AddressHandle, AhInit, AllocRequest, AsyncEvent, Buffer, Completion, CompletionChannel,
-    CompletionQueue, CqId, CqInit, Device, DeviceInfo, Gid, Instant, ModifyError, PollError,
+    CompletionQueue, CqId, CqInit, Device, DeviceInfo, Instant, ModifyError, PollError,
     PortFailure, PostError, PostErrorKind, ProtectionDomain, QpAttr, QpCaps, QpCounters, QpInit,
     QpState, QpType, Qpn, QueuePair, RecvWr, Region, ResourceError, SendWr, SharedReceiveQueue,
     SrqInit,
@@ -40,7 +40,7 @@ pub struct Pacing {
 /// A device whose queue pairs are paced. It passes everything else through.
 pub struct PacedDevice {
     inner: Arc<dyn Device>,
-    /// Its description, each time that the port of the device below changed.
+    /// The description, replaced whenever the port of the device below changes.
     info: Versions<DeviceInfo>,
     pacing: Pacing,
     queues: PacedCqs,
@@ -240,7 +240,7 @@ impl Device for PacedDevice {
         Ok(Arc::new(PacedPd {
             inner: self.inner.alloc_pd()?,
             queues: self.queues.clone(),
-            gid: self.info().gid,
+            device: self.inner.clone(),
             caps: Mutex::default(),
             made_by: self.made_by,
         }))
@@ -286,7 +286,8 @@ impl Device for PacedDevice {
 struct PacedPd {
     inner: Arc<dyn ProtectionDomain>,
     queues: PacedCqs,
-    gid: Gid,
+    /// The device below.
+    device: Arc<dyn Device>,
     /// Capacities of the last queue pair. The next one mostly has the same and shares them.
     caps: Mutex<Option<Arc<QpCaps>>>,
     made_by: ForkGeneration,
@@ -326,7 +327,7 @@ impl ProtectionDomain for PacedPd {
             caps,
             slot,
             qpn,
-            gid: self.gid,
+            device: self.device.clone(),
         }))
     }
 }
@@ -458,7 +459,8 @@ pub struct PacedQp {
     caps: Arc<QpCaps>,
     slot: u32,
     qpn: Qpn,
-    gid: Gid,
+    /// The device below.
+    device: Arc<dyn Device>,
 }
 
 impl PacedQp {
@@ -497,7 +499,7 @@ impl QueuePair for PacedQp {
             return Err(ModifyError::Forked);
         };
         pair.inner.modify(attr)?;
-        let is_local = attr.dest_gid.map(|gid| gid == self.gid);
+        let is_local = attr.dest_gid.map(|gid| gid == self.device.info().gid);
         side.modified(self.slot, attr.state, attr.max_rd_atomic, is_local);
         Ok(())
     }

@@ -18,8 +18,8 @@ use std::sync::Arc;
 use headworks_verbs::bringup::ConnectionParams;
 use headworks_verbs::{
     Access, AllocRequest, CompletionChannel, CompletionQueue, CqInit, Device, DeviceInfo,
-    ModifyError, ProtectionDomain, QpAttr, QpCaps, QpInit, QpState, QpType, QueuePair, Region,
-    ResourceError,
+    ModifyError, Pages, ProtectionDomain, QpAttr, QpCaps, QpInit, QpState, QpType, QueuePair,
+    Region, ResourceError,
 };
 use headworks_wire::Malformed;
 
@@ -335,9 +335,11 @@ impl EndParts {
                 if is_relaxed {
                     let line = device.alloc(&AllocRequest {
                         len: LINE,
+                        pages: Pages::Ordinary,
                         ..request
                     })?;
-                    slots = slots.with_cursor_in(pd.register(&line, access)?);
+                    let cursor = slots.with_cursor_in(pd.register(&line, access)?);
+                    slots = cursor.ok_or(SetupError::TailArray { index: 0 })?;
                 }
                 (slots, None)
             }

@@ -75,13 +75,14 @@ impl SlotArray {
         }
     }
 
-    /// Moves the cursor to the beginning of a region of its own, which is fresh memory.
-    pub(crate) fn with_cursor_in(self, region: Region) -> Self {
-        Self {
-            cursor: view_of(&region, 0).cursor_ref(0).ok(),
+    /// Moves the cursor to the beginning of a region of its own, which is fresh memory. `None` if that cannot hold the word.
+    pub(crate) fn with_cursor_in(self, region: Region) -> Option<Self> {
+        let cursor = view_of(&region, 0).cursor_ref(0).ok()?;
+        Some(Self {
+            cursor: Some(cursor),
             cursor_region: Some(region),
             ..self
-        }
+        })
     }
 
     /// Address that the peer writes its cursor to, if it is not in front of the array or in a group's tail array.
@@ -165,15 +166,17 @@ impl SlotArray {
         }
     }
 
-    /// Returns bytes of the array to read. They are this end's until it releases them.
+    /// Returns bytes of the array to read: received ones, which are this end's until it releases them, or those that a sender has
+    /// filled, which are its own until they are posted.
     #[inline(always)]
     pub(crate) fn bytes_at(&self, offset: usize, len: usize) -> &[u8] {
         let Some(start) = self.view.ptr_at(ARRAY + offset, len) else {
             return &[];
         };
-        // SAFETY: the bytes are in bounds and mapped as long as `self`. The sender does not write these
-        // slots before our head passes them, and moving the head needs `&mut` of the receiver that lends
-        // this slice. That the peer keeps to this is the ring's contract.
+        // SAFETY: the bytes are in bounds and mapped as long as `self`. At a receiver, the sender does not write
+        // these slots before our head passes them, and moving the head needs `&mut` of the receiver that lends
+        // this slice. At a sender, only `bytes_mut` and `set_word` of this end write them, which need this end,
+        // too. That the peer keeps to this is the ring's contract.
         unsafe { std::slice::from_raw_parts(start, len) }
     }
 

@@ -21,8 +21,8 @@
 //!
 //! - Completions of a queue pair come in posting order, each once. A request completes only when it and all
 //!   requests before it are placed.
-//! - With `ordered_between_writes`, a WRITE's first byte is placed after the last byte of the WRITE before, unless both are to
-//!   regions with [`Access::RELAXED_ORDERING`](headworks_verbs::Access::RELAXED_ORDERING): such WRITEs mix with each other.
+//! - With `ordered_between_writes`, a WRITE's first byte is placed after the last byte of the WRITE before, unless it is to a
+//!   region with [`Access::RELAXED_ORDERING`](headworks_verbs::Access::RELAXED_ORDERING): such a WRITE mixes with those before it.
 //!   Without it, WRITEs of a queue pair mix, but only with each other: SENDs, immediates and atomics wait for
 //!   the requests before them. Later WRITEs that are not fenced may overtake a READ, as the specification
 //!   allows.
@@ -139,14 +139,14 @@ pub enum Verdict {
     AtMost(u32),
     /// The queue pair goes to the error state; the request ends with this status.
     Kill(Status),
-    /// Something happens to the port before a request begins. The device reports it once.
+    /// Something happens to the port before a request begins, once. It decides nothing about the request: other rules are asked, too.
     Port(PortFault),
 }
 
 /// What happens to a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PortFault {
-    /// It goes down. The request, and each later one of which a rule says so, ends as if its retries were used up.
+    /// It goes down. From now on, requests of connections end as if their retries were used up.
     Down,
     /// It has another GID in place of the one that it had.
     NewGid,
@@ -263,7 +263,8 @@ impl Rules {
             event.number,
             event.turn.into(),
         ];
-        let verdict = self.list.answers(event, key).next();
+        let mut verdicts = self.list.answers(event, key);
+        let verdict = verdicts.find(|verdict| !matches!(verdict, Verdict::Port(_)));
         let verdict = verdict.unwrap_or(Verdict::Pass);
         if verdict != Verdict::Pass {
             self.tally.verdicts.fetch_add(1, Ordering::Relaxed);
@@ -274,6 +275,19 @@ impl Rules {
             }
         }
         verdict
+    }
+
+    /// Calls `occurs` for what happens to the port before a request begins. It returns whether that is news. The other rules are asked
+    /// all the same.
+    pub(crate) fn port(&self, event: &FaultEvent, mut occurs: impl FnMut(PortFault) -> bool) {
+        let key = [event.stream, event.point as u64, event.number, 0];
+        for verdict in self.list.answers(event, key) {
+            if let Verdict::Port(fault) = verdict
+                && occurs(fault)
+            {
+                self.tally.verdicts.fetch_add(1, Ordering::Relaxed);
+            }
+        }
     }
 
     /// Returns the random stream for the order in which the bytes of the event's request are placed.
@@ -343,6 +357,11 @@ impl HostileMode {
             cqs: AtomicU64::new(0),
             port: AtomicU64::new(0),
         }
+    }
+
+    /// Whether the port has gone down.
+    pub(crate) fn is_port_down(&self) -> bool {
+        self.port.load(Ordering::Relaxed) & 1 << PortFault::Down as u32 != 0
     }
 
     /// Records that a fault of the port occurs. Returns the device's event the first time.

@@ -96,7 +96,7 @@ pub struct DeviceInfo {
     pub promises: Promises,
     /// Optional parts of verbs that the device has.
     pub abilities: Abilities,
-    /// What its name selects among the ways to use it.
+    /// Performance options from its name.
     pub tuning: Tuning,
 }
 
@@ -188,8 +188,11 @@ pub enum AsyncEvent {
     GidChanged(u8),
     /// The partition keys of a port, by its number, changed, as for [`AsyncEvent::GidChanged`].
     PKeyChanged(u8),
-    /// The LID of a port, by its number, or the manager of its subnet changed, as for [`AsyncEvent::GidChanged`].
+    /// The LID of a port, by its number, changed, as for [`AsyncEvent::GidChanged`].
     LidChanged(u8),
+    /// The manager of the subnet of a port, by its number, is another one, or asks for all to register again. It may have changed
+    /// the port's partition keys and LID.
+    SubnetManagerChanged(u8),
     /// The device failed, and with it everything made from it.
     DeviceFatal,
 }
@@ -251,8 +254,8 @@ pub trait Device: Send + Sync {
     /// The next asynchronous event. Never blocks.
     fn next_async_event(&self) -> Option<AsyncEvent>;
 
-    /// What happened to the device's port, after connections were made, that ends them or has ended them. Reads the device's events
-    /// first. `None` if nothing did, or if the device does not say.
+    /// The latest event of the device's port that ends connections. Reads the device's events first. `None` if there was none since
+    /// the device was opened, or if the device does not say.
     fn port_failure(&self) -> Option<PortFailure> {
         None
     }

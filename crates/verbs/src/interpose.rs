@@ -30,6 +30,9 @@ pub trait Interposer: Send + Sync + 'static {
         true
     }
 
+    /// Called after memory was registered with these rights.
+    fn on_registered(&self, _rkey: u32, _access: Access) {}
+
     /// Called after `_posted` receives were posted to a queue pair's own queue.
     fn on_receives_posted(&self, _posted: usize) {}
 
@@ -166,7 +169,9 @@ impl<W: Interposer> Device for InterposedDevice<W> {
 
 impl<W: Interposer> ProtectionDomain for InterposedPd<W> {
     fn register(&self, buffer: &Arc<dyn Buffer>, access: Access) -> Result<Region, ResourceError> {
-        self.inner.register(buffer, access)
+        let region = self.inner.register(buffer, access)?;
+        self.interposer.on_registered(region.rkey(), access);
+        Ok(region)
     }
     fn register_again(
         &self,

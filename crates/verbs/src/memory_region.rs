@@ -27,7 +27,7 @@ bitflags::bitflags! {
         const REMOTE_ATOMIC = 8;
         /// All access rights.
         const ALL = 15;
-        /// No right: WRITEs to the region may become visible in any order among themselves (PCIe relaxed ordering). A later
+        /// No right: WRITEs to the region may become visible before earlier WRITEs (PCIe relaxed ordering). A later
         /// WRITE to a region without this flag becomes visible after them, as a completion does. A device that knows no such
         /// order ignores it.
         const RELAXED_ORDERING = 1 << 20;

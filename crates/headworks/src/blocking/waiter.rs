@@ -37,8 +37,8 @@ pub(crate) struct EndWaiter {
     pub(crate) line_ended: bool,
     /// Whether the ring's descriptor was readable in a wait and its events are not drained yet.
     pub(crate) ring_readable: bool,
-    /// The ring's device, if this end alone reads its events, and what had happened to its port before.
-    device: Option<(Arc<dyn Device>, Option<PortFailure>)>,
+    /// The ring's device, if this end alone reads its events, and the number of its latest failure before the connection.
+    device: Option<(Arc<dyn Device>, u64)>,
 }
 
 impl EndWaiter {
@@ -58,15 +58,28 @@ impl EndWaiter {
     }
 
     /// Reads the events of the ring's device from now on, which nobody else may read. Waits end if the port loses what the
-    /// connection uses.
-    pub(crate) fn watch_device(&mut self, device: &Arc<dyn Device>) {
-        self.device = Some((device.clone(), device.port_failure()));
+    /// connection uses. `before` is the number of the port's latest failure before the connection was begun; 0 for none.
+    pub(crate) fn watch_device(&mut self, device: &Arc<dyn Device>, before: u64) {
+        self.device = Some((device.clone(), before));
     }
 
-    /// What has happened to the device's port since it is watched.
+    /// Name of the device that is watched, without options.
+    pub(crate) fn device_name(&self) -> String {
+        let Some((device, _)) = &self.device else {
+            return "the device".to_owned();
+        };
+        let name = &device.info().name;
+        match name.name() {
+            Some(own) => format!("{}:{own}", name.kind()),
+            None => name.kind().to_owned(),
+        }
+    }
+
+    /// What has happened to the device's port that ends the connection.
     pub(crate) fn port_failure(&self) -> Option<PortFailure> {
         let (device, before) = self.device.as_ref()?;
-        device.port_failure().filter(|now| Some(*now) != *before)
+        let failure = device.port_failure()?;
+        failure.concerns(*before).then_some(failure)
     }
 
     /// Reads the device's events. Fails if the port has lost what the connection uses. A port that is down may come up before
@@ -77,10 +90,12 @@ impl EndWaiter {
         };
         while device.next_async_event().is_some() {}
         match self.port_failure() {
-            Some(failure) if failure.change != PortChange::Down => {
-                Err(BlockingError::Port(failure))
-            }
-            _ => Ok(()),
+            None
+            | Some(PortFailure {
+                change: PortChange::Down { .. },
+                ..
+            }) => Ok(()),
+            Some(failure) => Err(BlockingError::Port(failure)),
         }
     }
 
@@ -128,8 +143,19 @@ impl EndWaiter {
         self.wait_with_fd(Some(PollFd::new(fd, events)), false, waiter, |_| false)
     }
 
+    /// Waits until `source` is readable, as [`wait`](Self::wait) does for the ring. Returns whether it is.
+    pub(crate) fn wait_source(
+        &mut self,
+        source: &impl AsFd,
+        look: impl FnMut(WaitPhase) -> bool,
+    ) -> Result<bool, BlockingError> {
+        let waiter = Waiter::new(Duration::ZERO, SpinMode::Yield);
+        let source = PollFd::new(source, PollFlags::IN);
+        self.wait_with_fd(Some(source), true, waiter, look)
+    }
+
     /// Checks for the interrupt and for the device's events without waiting: for ends that have not had to wait for long.
-    pub(crate) fn check_interrupt(&self) -> Result<(), BlockingError> {
+    pub(crate) fn check_events(&self) -> Result<(), BlockingError> {
         let is_ready = |fd: BorrowedFd<'_>| {
             let mut polled = [PollFd::from_borrowed_fd(fd, PollFlags::IN)];
             match poll(&mut polled, Some(&Timespec::default())) {
@@ -195,12 +221,12 @@ impl EndWaiter {
         if self.interrupt.is_some() && has(has_extra.into()) {
             return Err(BlockingError::Interrupted);
         }
-        if told {
-            self.look_at_device()?;
-        }
         self.ring_readable |= rang;
         if control {
             self.drain_line()?;
+        }
+        if told {
+            self.look_at_device()?;
         }
         Ok(ready)
     }

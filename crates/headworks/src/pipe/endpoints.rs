@@ -18,6 +18,8 @@ use crate::blocking::{BlockingError, BlockingReceiver, BlockingSender, EndWaiter
 const DELIVERED: u8 = b'D';
 /// First byte of the message that this side gave up; the reason follows.
 const FAILED: u8 = b'X';
+/// Reason of a side that does not know why its ring broke.
+const RING_BROKEN: &str = "the ring is broken";
 /// Limit on a reason, in bytes.
 const REASON_MAX: usize = 500;
 /// How long to wait, once the ring is broken, for the other side to give the reason over the control stream.
@@ -45,8 +47,8 @@ pub struct PipeSender {
 }
 
 impl PipeSender {
-    pub(super) fn new(mut sender: BlockingSender, device: Arc<dyn Device>) -> Self {
-        sender.waiter().watch_device(&device);
+    pub(super) fn new(mut sender: BlockingSender, device: Arc<dyn Device>, before: u64) -> Self {
+        sender.waiter().watch_device(&device, before);
         Self {
             sender,
             bytes: 0,
@@ -112,7 +114,7 @@ impl PipeSender {
     ) -> Result<Option<usize>, PipeError> {
         self.pieces += 1;
         if self.pieces.is_multiple_of(INTERRUPT_CHECK_PIECES)
-            && let Err(error) = self.sender.waiter().check_interrupt()
+            && let Err(error) = self.sender.waiter().check_events()
         {
             return Err(self.explain_failure(error));
         }
@@ -146,12 +148,8 @@ impl PipeSender {
             .flush()
             .map_err(|error| self.explain_failure(error))?;
         loop {
-            let waiter = self.sender.waiter();
-            match waiter.wait_fd(source, PollFlags::IN) {
+            match self.sender.wait_for_source(source) {
                 Ok(true) => return Ok(()),
-                Ok(false) if waiter.line_ended => {
-                    return Err(self.explain_failure(BlockingError::PeerGone));
-                }
                 Ok(false) => {}
                 Err(error) => return Err(self.explain_failure(error)),
             }
@@ -206,8 +204,12 @@ pub struct PipeReceiver {
 }
 
 impl PipeReceiver {
-    pub(super) fn new(mut receiver: BlockingReceiver, device: Arc<dyn Device>) -> Self {
-        receiver.waiter().watch_device(&device);
+    pub(super) fn new(
+        mut receiver: BlockingReceiver,
+        device: Arc<dyn Device>,
+        before: u64,
+    ) -> Self {
+        receiver.waiter().watch_device(&device, before);
         Self {
             receiver,
             bytes: 0,
@@ -252,7 +254,7 @@ impl PipeReceiver {
     ) -> Result<usize, PipeError> {
         self.pieces += 1;
         if self.pieces.is_multiple_of(INTERRUPT_CHECK_PIECES)
-            && let Err(error) = self.receiver.waiter().check_interrupt()
+            && let Err(error) = self.receiver.waiter().check_events()
         {
             return Err(self.explain_failure(error));
         }
@@ -368,11 +370,22 @@ fn explain(waiter: &mut EndWaiter, bytes: u64, error: BlockingError) -> PipeErro
     reported_error(waiter, bytes, error)
 }
 
-/// Returns `error`; if the ring is broken and something has happened to the port, that instead.
-fn unless_port_failed(waiter: &EndWaiter, error: BlockingError) -> BlockingError {
+/// Returns `error`; if the ring is broken, something has happened to the port, and the other side has not said why, that instead.
+fn unless_port_failed(waiter: &mut EndWaiter, error: BlockingError) -> BlockingError {
     match error {
         BlockingError::PeerGone | BlockingError::Broken(_) => {
-            waiter.port_failure().map_or(error, BlockingError::Port)
+            let _ = waiter.drain_line();
+            let known = |message: &Vec<u8>| {
+                message.split_first() != Some((&FAILED, RING_BROKEN.as_bytes()))
+            };
+            match waiter
+                .line_messages
+                .front()
+                .is_none_or(|message| !known(message))
+            {
+                true => waiter.port_failure().map_or(error, BlockingError::Port),
+                false => error,
+            }
         }
         error => error,
     }
@@ -383,9 +396,15 @@ fn await_failure_reason(waiter: &mut EndWaiter, error: &BlockingError) {
     // When the peer leaves, its ring breaks in one of many ways; the control stream tells why it left. If the ring
     // broke here, the other side waits for our reason.
     match error {
-        BlockingError::Port(why) => return send_failure(waiter, &why.to_string()),
+        BlockingError::Port(why) => {
+            let why = format!("{}: {why}", waiter.device_name());
+            send_failure(waiter, &why);
+            // A receiver that has everything may have said so before.
+            let _ = waiter.drain_line();
+            return;
+        }
         BlockingError::Broken(why) => send_failure(waiter, &why.to_string()),
-        BlockingError::PeerGone => send_failure(waiter, "the ring is broken"),
+        BlockingError::PeerGone => send_failure(waiter, RING_BROKEN),
         _ => return,
     }
     waiter.deadline = Some(clock::now() + FAILURE_REASON_TIMEOUT);
@@ -408,8 +427,16 @@ fn reported_error(waiter: &mut EndWaiter, bytes: u64, error: BlockingError) -> P
             return PipeError::PeerGone { delivered: bytes };
         }
     }
-    if matches!(error, BlockingError::PeerGone) {
-        return PipeError::Cut { delivered: bytes };
+    match error {
+        BlockingError::PeerGone => return PipeError::Cut { delivered: bytes },
+        BlockingError::Port(why) => {
+            return PipeError::Port {
+                device: waiter.device_name(),
+                why,
+                delivered: bytes,
+            };
+        }
+        _ => {}
     }
     let error = PipeError::waiting(bytes)(error);
     if matches!(error, PipeError::Interrupted) {

@@ -98,9 +98,11 @@ pub enum PipeError {
     },
     /// The port of this side's device lost what the connection uses, or went down.
     #[error(
-        "the connection broke before everything was delivered ({delivered} bytes were passed on here): {why}"
+        "the connection broke before everything was delivered ({delivered} bytes were passed on here): {device}: {why}"
     )]
     Port {
+        /// The device, without options.
+        device: String,
         /// What happened to the port.
         why: PortFailure,
         /// Bytes passed on by this side: read from its source, or written to its sink.
@@ -200,7 +202,11 @@ impl PipeError {
         move |error| match error {
             BlockingError::PeerGone => Self::PeerGone { delivered },
             BlockingError::Broken(error) => Self::Broken(error),
-            BlockingError::Port(why) => Self::Port { why, delivered },
+            BlockingError::Port(why) => Self::Port {
+                device: "the device".to_owned(),
+                why,
+                delivered,
+            },
             BlockingError::Interrupted => Self::Interrupted,
             // A connected pipe has only one deadline: for the other side's last message.
             BlockingError::Deadline => Self::PeerGone { delivered },

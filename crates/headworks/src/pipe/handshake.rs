@@ -166,15 +166,17 @@ impl Pipe {
             error => error,
         })?;
         let limit = patience.step_of_connector(began);
+        let before = failures_of_port(&*device);
         let ring = connect_ring(&device, &mut control, !reverse, name, limit)?;
-        Self::over(ring, control, &device, &patience)
+        Self::over(ring, control, (&device, before), &patience)
     }
 
-    /// Returns this side of a pipe over a connected ring.
+    /// Returns this side of a pipe over a connected ring of a device, which had these
+    /// [failures](failures_of_port) before.
     pub(super) fn over(
         ring: RingEnd,
         control: ControlStream,
-        device: &Arc<dyn Device>,
+        (device, before): (&Arc<dyn Device>, u64),
         patience: &WaitOptions<'_>,
     ) -> Result<Self, PipeError> {
         let failed = PipeError::waiting;
@@ -184,17 +186,30 @@ impl Pipe {
                 if let Some(interrupt) = &patience.interrupt {
                     sender.interrupt_on(interrupt).map_err(failed(0))?;
                 }
-                Ok(Self::Sender(PipeSender::new(sender, device.clone())))
+                Ok(Self::Sender(PipeSender::new(
+                    sender,
+                    device.clone(),
+                    before,
+                )))
             }
             RingEnd::Receiver(receiver) => {
                 let mut receiver = BlockingReceiver::new(receiver, control).map_err(failed(0))?;
                 if let Some(interrupt) = &patience.interrupt {
                     receiver.interrupt_on(interrupt).map_err(failed(0))?;
                 }
-                Ok(Self::Receiver(PipeReceiver::new(receiver, device.clone())))
+                Ok(Self::Receiver(PipeReceiver::new(
+                    receiver,
+                    device.clone(),
+                    before,
+                )))
             }
         }
     }
+}
+
+/// Number of the latest failure of the device's port; 0 for none. Asked before a connection is begun.
+pub(super) fn failures_of_port(device: &dyn Device) -> u64 {
+    device.port_failure().map_or(0, |failure| failure.number)
 }
 
 /// Waits under a name for the one caller that becomes the other side.

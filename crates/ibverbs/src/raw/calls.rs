@@ -5,7 +5,7 @@ use std::io;
 use std::os::fd::BorrowedFd;
 use std::ptr::null_mut;
 
-use headworks_verbs::{CqId, Qpn, SrqId};
+use headworks_verbs::{CqId, QpState, Qpn, SrqId};
 
 use super::{Object, check};
 use crate::abi;
@@ -140,6 +140,15 @@ impl Object<abi::Qp> {
         // SAFETY: the queue pair is alive, and `attr` and `init` have the right types.
         check(unsafe { query(self.as_ptr(), &mut attr, mask, &mut init) })?;
         Ok(attr)
+    }
+
+    /// Moves the queue pair to the error state.
+    pub(crate) fn fail(&self) -> io::Result<()> {
+        let to_error = abi::QpAttr {
+            qp_state: QpState::Error as c_int,
+            ..abi::QpAttr::default()
+        };
+        self.modify(to_error, abi::mask::STATE)
     }
 
     /// Asks the device for the state of the queue pair.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use headworks_verbs::{
     Access, AllocRequest, AsyncEvent, Completion, CqInit, Device, Gid, Lid, OpenError, PKey,
-    PortChange, PortFailure, Provider, QpCaps, QpInit, QpState, QpType, RoceVersion,
+    PortChange, PortFailure, Provider, QpCaps, QpInit, QpState, QpType, QueuePair, RoceVersion,
 };
 
 use super::stub::{State, move_to, tell};
@@ -334,12 +334,40 @@ fn a_lost_address_lid_or_key_is_replaced_by_the_one_that_is_there_now() {
     assert_eq!(bench.device.info().gid, gid("fe80::2"));
 }
 
+fn failure(change: PortChange, number: u64) -> PortFailure {
+    PortFailure {
+        port: 1,
+        change,
+        number,
+    }
+}
+
+/// A queue pair after the first `count` steps to RTS, on InfiniBand.
+fn connected(bench: &Bench, count: usize) -> Box<dyn QueuePair> {
+    let mut qp = bench.pd.create_qp(&bench.init(QpType::Rc)).unwrap();
+    let mut steps = steps();
+    steps[1].dest_lid = Lid::new(7);
+    steps[..count]
+        .iter()
+        .for_each(|step| qp.modify(step).unwrap());
+    qp
+}
+
 #[test]
 fn connections_end_if_the_port_loses_what_they_use() {
     type Change = fn(&mut stub::State);
-    let (before, after) = (PKey::new(0x8001), PKey::new(0x8002));
-    let cases: [(Change, i32, Option<PortChange>); 5] = [
-        // The entries move, or others come.
+    let (old, new) = (gid("fe80::1"), gid("fe80::2"));
+    let lost = |after| Some(PortChange::Gid { before: old, after });
+    let lid = |after| {
+        let before = Lid::new(5);
+        Some(PortChange::Lid { before, after })
+    };
+    let keys = PortChange::PKey {
+        before: PKey::new(0x8001),
+        after: PKey::new(0x8002),
+    };
+    let cases: [(Change, i32, Option<PortChange>); 8] = [
+        // The entries move, others come, or nothing changes.
         (
             |stub| stub.pkeys.insert(0, 0x7fff),
             event::PKEY_CHANGE,
@@ -350,62 +378,96 @@ fn connections_end_if_the_port_loses_what_they_use() {
             event::GID_CHANGE,
             None,
         ),
+        (|_| {}, event::SM_CHANGE, None),
         (
             |stub| stub.pkeys = vec![0x8002],
             event::PKEY_CHANGE,
-            Some(PortChange::PKey(before, after)),
+            Some(keys),
         ),
         (
             |stub| stub.gids = vec![entry("fe80::2", 0, 0)],
             event::GID_CHANGE,
-            Some(PortChange::Gid(gid("fe80::1"), Some(gid("fe80::2")))),
+            lost(Some(new)),
         ),
-        (
-            |stub| stub.lid = 9,
-            event::LID_CHANGE,
-            Some(PortChange::Lid(Lid::new(5), Lid::new(9))),
-        ),
+        (|stub| stub.gids.clear(), event::GID_CHANGE, lost(None)),
+        (|stub| stub.lid = 9, event::LID_CHANGE, lid(Lid::new(9))),
+        (|stub| stub.lid = 0, event::LID_CHANGE, lid(None)),
     ];
     for (change, code, expected) in cases {
         let bench = infiniband(&[0x8001]).bench();
-        let [rc, ud] = [QpType::Rc, QpType::Ud].map(|qp_type| {
-            let mut qp = bench.pd.create_qp(&bench.init(qp_type)).unwrap();
-            match qp_type {
-                QpType::Ud => ready(&mut *qp, qp_type),
-                _ => {
-                    let mut steps = steps();
-                    steps[1].dest_lid = Lid::new(7);
-                    steps.iter().for_each(|step| qp.modify(step).unwrap());
-                }
-            }
-            qp
-        });
+        let mut ud = bench.pd.create_qp(&bench.init(QpType::Ud)).unwrap();
+        ready(&mut *ud, QpType::Ud);
+        // One is connected, and one has told its peer the port's address.
+        let [rc, begun] = [3, 1].map(|count| connected(&bench, count));
+        let unused = bench.pd.create_qp(&bench.init(QpType::Rc)).unwrap();
         change(&mut bench.stub.lock().unwrap());
         tell(&bench.stub, 1, code);
-        let failure = expected.map(|change| PortFailure { port: 1, change });
+        let failure = expected.map(|change| failure(change, 1));
         assert_eq!(bench.device.port_failure(), failure);
         let heard: Vec<_> = std::iter::from_fn(|| bench.device.next_async_event()).collect();
-        let fatal = AsyncEvent::QpFatal(rc.qpn());
-        assert_eq!(heard.contains(&fatal), expected.is_some(), "{heard:?}");
-        let state = match expected {
-            Some(_) => QpState::Error,
-            None => QpState::Rts,
+        let told = |qp: &dyn QueuePair| {
+            let fatal = AsyncEvent::QpFatal(qp.qpn());
+            heard.iter().filter(|event| **event == fatal).count()
         };
-        assert_eq!((rc.state(), ud.state()), (state, QpState::Rts));
+        let is_ended = usize::from(expected.is_some());
+        let all = [&*rc, &*begun, &*ud, &*unused].map(|qp| (told(qp), qp.state()));
+        let ended = |before| match expected {
+            Some(_) => (1, QpState::Error),
+            None => (0, before),
+        };
+        let expected = [
+            ended(QpState::Rts),
+            ended(QpState::Init),
+            (0, QpState::Rts),
+            (0, QpState::Reset),
+        ];
+        assert_eq!(all, expected, "{heard:?}");
+        // The device knows that, too, so that requests are flushed.
+        let stub = bench.stub.lock().unwrap();
+        let to_error = |(attr, _): &&(abi::QpAttr, i32)| attr.qp_state == QpState::Error as i32;
+        assert_eq!(stub.modified.iter().filter(to_error).count(), 2 * is_ended);
     }
-    // A port that is down may come up again before a connection's retries are used up.
+}
+
+#[test]
+fn what_happens_to_a_port_again_is_another_failure() {
+    let bench = infiniband(&[0x8001]).bench();
+    let before = gid("fe80::1");
+    for number in 1..4 {
+        let qp = connected(&bench, 3);
+        bench.stub.lock().unwrap().gids.clear();
+        tell(&bench.stub, 1, event::GID_CHANGE);
+        let change = PortChange::Gid {
+            before,
+            after: None,
+        };
+        assert_eq!(bench.device.port_failure(), Some(failure(change, number)));
+        assert_eq!(qp.state(), QpState::Error);
+        // The address is back.
+        bench.stub.lock().unwrap().gids = vec![entry("fe80::1", 0, 0)];
+        tell(&bench.stub, 1, event::GID_CHANGE);
+        assert_eq!(bench.device.port_failure(), Some(failure(change, number)));
+    }
+}
+
+#[test]
+fn a_port_that_is_down_may_come_up_before_the_retries_are_used_up() {
     let bench = Bench::new();
     let qp = bench.ready(QpType::Rc);
-    for (code, change) in [
-        (event::PORT_ERR, Some(PortChange::Down)),
+    let down = PortChange::Down { was_active: true };
+    for (code, expected) in [
+        (event::PORT_ERR, Some(failure(down, 1))),
         (event::PORT_ACTIVE, None),
+        (event::PORT_ERR, Some(failure(down, 2))),
     ] {
         tell(&bench.stub, 1, code);
         tell(&bench.stub, 2, event::PORT_ERR);
-        let failure = change.map(|change| PortFailure { port: 1, change });
-        assert_eq!(bench.device.port_failure(), failure);
+        assert_eq!(bench.device.port_failure(), expected);
         assert_eq!(qp.state(), QpState::Rts);
     }
+    let bench = Bench::with("", |stub| stub.port_state = 1);
+    let down = PortChange::Down { was_active: false };
+    assert_eq!(bench.device.port_failure(), Some(failure(down, 1)));
 }
 
 #[test]
@@ -438,7 +500,7 @@ fn a_gid_is_chosen_by_address_or_subnet() {
     }
     let said = driven().refusal(",gid=203.0.113.1").to_string();
     assert!(
-        said.starts_with("gid=203.0.113.1 is no address of port 1")
+        said.starts_with("no address of port 1 is that of gid=203.0.113.1")
             && said.contains("192.0.2.1, 198.51.100.1")
             && !said.contains('\n'),
         "{said}"

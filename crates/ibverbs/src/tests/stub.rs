@@ -93,6 +93,7 @@ pub(super) struct State {
     pub(super) link_layer: u8,
     pub(super) transport_type: c_int,
     pub(super) atomic_cap: c_int,
+    pub(super) port_state: c_int,
     pub(super) max_inline: u32,
     /// Bytes of the largest region; 0 for not reported.
     pub(super) max_region: u64,
@@ -155,6 +156,7 @@ pub(super) fn plug_in(name: &str) -> Shared {
         vectors: 1,
         active_mtu: 4,
         atomic_cap: 1,
+        port_state: abi::PORT_ACTIVE,
         next_number: 0x100,
         ..State::default()
     };
@@ -332,7 +334,7 @@ extern "C" fn query_port(context: *mut abi::Context, _: u8, attr: *mut abi::Port
     let state = state(context);
     // SAFETY: the caller's pointer is valid for the write.
     let attr = unsafe { &mut *attr };
-    (attr.state, attr.max_mtu, attr.active_mtu) = (abi::PORT_ACTIVE, 5, state.active_mtu);
+    (attr.state, attr.max_mtu, attr.active_mtu) = (state.port_state, 5, state.active_mtu);
     (attr.max_msg_sz, attr.link_layer) = (1 << 30, state.link_layer);
     attr.gid_tbl_len = state.gids.len() as c_int + 2;
     (attr.lid, attr.pkey_tbl_len) = (state.lid, state.pkeys.len() as u16);

@@ -93,7 +93,9 @@ pub(crate) unsafe extern "C" fn open_device(device: *mut abi::Device) -> *mut ab
         context.device = device;
         let command_fd = fcntl_dupfd_cloexec(&events.fd, 0)?;
         context.cmd_fd = command_fd.as_raw_fd();
-        let (events, told) = match about.manners.has(Manner::TablesMove) {
+        // Injected faults may have the port fail, which queries must show before the program reads the event.
+        let has_faults = matches!(faults::of_process(), Ok(Some(_)));
+        let (events, told) = match has_faults || about.manners.has(Manner::TablesMove) {
             true => {
                 let (told, both) = ToldEvents::beside(events.fd)?;
                 (ProgramFd::of_both(both), Some(told))

@@ -16,7 +16,7 @@ use crate::oracle::rings;
 use crate::pair::{Hosts, config, fill, holds, longest};
 
 /// Time limit: whatever takes longer has hung.
-const LIMIT: Duration = Duration::from_secs(60);
+pub(crate) const LIMIT: Duration = Duration::from_secs(60);
 
 /// Options of a device's name that withdraw promises.
 pub(crate) const DECLARED: [&str; 4] = [

@@ -97,17 +97,17 @@ pub const KINDS: &[FaultKind] = &[
     ),
     kind(
         "port_down",
-        "the port goes down, which the device reports (IBV_EVENT_PORT_ERR); this request and later ones end with IBV_WC_RETRY_EXC_ERR. Give it after=N",
+        "the port goes down before request N + 1 with after=N, which the device reports (IBV_EVENT_PORT_ERR); from then on requests of connections end with IBV_WC_RETRY_EXC_ERR",
         Effect::Port(PortFault::Down),
     ),
     kind(
         "gid_change",
-        "the port has another GID, which the device reports (IBV_EVENT_GID_CHANGE); queue pairs go on. Give it after=N",
+        "the port gets another GID before request N + 1 with after=N, which the device reports (IBV_EVENT_GID_CHANGE); queue pairs go on",
         Effect::Port(PortFault::NewGid),
     ),
     kind(
         "pkey_change",
-        "the port has another partition key, which the device reports (IBV_EVENT_PKEY_CHANGE); queue pairs go on. Give it after=N",
+        "the port gets another partition key before request N + 1 with after=N, which the device reports (IBV_EVENT_PKEY_CHANGE); queue pairs go on",
         Effect::Port(PortFault::NewPKey),
     ),
     kind(
@@ -229,6 +229,12 @@ fn check(fault: &FaultSpec, effect: Effect) -> Result<(), BadFault> {
     if filters.us.is_some_and(|us| us > DELAY_US_MAX) {
         return bad("us is at most 10000");
     }
+    if matches!(effect, Effect::Port(_)) {
+        let is_once = fault.rate == headworks_faults::Rate::ALWAYS;
+        if !is_once || filters.until.is_some() || filters.every.is_some() {
+            return bad("it happens once: no rate, no until and no every");
+        }
+    }
     let of_requests = !matches!(effect, Effect::Hide | Effect::Full(FaultPoint::PostReceive));
     if !of_requests && (filters.op.is_some() || filters.bytes > 0) {
         return bad("op and bytes do not apply: it concerns no requests");
@@ -331,6 +337,15 @@ mod tests {
             let count = effects.iter().filter(|has| **has).count();
             match kind.effect {
                 Effect::All => assert!(rules.verdicts() > 0),
+                // The rules are asked for it apart.
+                Effect::Port(fault) => {
+                    let mut occurred = Vec::new();
+                    rules.port(&event(FaultPoint::Begin, 1, 1), |fault| {
+                        occurred.push(fault);
+                        true
+                    });
+                    assert_eq!((occurred, count, rules.verdicts()), (vec![fault], 0, 1));
+                }
                 _ => assert_eq!(count, 1, "{}", kind.name),
             }
             assert!(!kind.about.is_empty());
@@ -351,6 +366,13 @@ mod tests {
         assert!(first.into_iter().any(|verdict| verdict == slow));
         let refused = |verdict: &Verdict| *verdict == Verdict::Refuse;
         assert!((120..300).contains(&count(FaultPoint::Receive, refused)));
+    }
+
+    #[test]
+    fn a_fault_of_the_port_leaves_the_others() {
+        let rules = of(&["gid_change@after=5", "wr_flush@after=5"]).unwrap();
+        let killed = Verdict::Kill(Status::Flushed);
+        assert_eq!(rules.judge(&event(FaultPoint::Begin, 1, 6)), killed);
     }
 
     #[test]
@@ -378,6 +400,8 @@ mod tests {
             ("slow@us=10001", "at most 10000"),
             ("late@op=send", "op and bytes"),
             ("rq_full@bytes=1", "op and bytes"),
+            ("port_down=1%@after=3", "no rate"),
+            ("gid_change@every=5", "no every"),
             ("hostile=1%", "no rate"),
             ("hostile@qp=1", "no filters"),
         ] {

@@ -28,7 +28,17 @@ pub(super) struct OwnFacts {
 /// Beginnings of the names of variables that go into a bundle.
 const PREFIXES: [&str; 5] = ["HEADWORKS_", "MLX5_", "IBV_", "RDMAV_", "UCX_"];
 /// Parts of the names of variables whose values are secrets.
-const SECRETS: [&str; 6] = ["SECRET", "TOKEN", "PASS", "CREDENTIAL", "AUTH", "KEY"];
+const SECRETS: &[&str] = &[
+    "AUTH",
+    "CREDENTIAL",
+    "CREDENTIALS",
+    "KEY",
+    "PASS",
+    "PASSWORD",
+    "SECRET",
+    "SECRETS",
+    "TOKEN",
+];
 
 /// Modules of the kernel whose parameters matter to RDMA.
 const MODULES: &[&str] = &[
@@ -483,7 +493,8 @@ fn environment(variables: &[(String, String)]) -> String {
         if !PREFIXES.iter().any(|prefix| name.starts_with(prefix)) {
             continue;
         }
-        let is_secret = SECRETS.iter().any(|part| name.contains(part));
+        // A partition key (UCX_IB_PKEY) is none.
+        let is_secret = name.split('_').any(|word| SECRETS.contains(&word));
         let value = if is_secret { "(left out)" } else { value };
         text.push_str(&format!("{name}={}\n", value.replace('\n', "\\n")));
     }

@@ -13,6 +13,7 @@ use crate::pipe::PipeError;
 use crate::pipe::endpoints::ready;
 use crate::pipe::handshake::{
     Direction, HELLO, Pipe, WELCOME, WaitOptions, deadline_error, decode_hello, encode_hello,
+    failures_of_port,
 };
 use crate::pipe::ring_bring_up::{RingBringUp, RingEnd};
 use crate::rdma::{self, RdmaError};
@@ -108,6 +109,8 @@ pub(in crate::pipe) struct GreetedCaller {
     control: ControlStream,
     direction: Direction,
     device: Arc<dyn Device>,
+    /// [Failures](failures_of_port) of the device's port before the ring was made.
+    before: u64,
 }
 
 impl GreetedCaller {
@@ -123,6 +126,7 @@ impl GreetedCaller {
             control,
             direction,
             device,
+            before: 0,
         })
     }
 
@@ -141,6 +145,7 @@ impl GreetedCaller {
     pub(super) fn make_ring(&mut self) -> Result<(), PipeError> {
         if self.bring_up.is_none() && ready(&self.control, PollFlags::IN) {
             let sends = self.direction == Direction::ToConnector;
+            self.before = failures_of_port(&*self.device);
             self.bring_up = Some(RingBringUp::start(&self.device, sends)?);
         }
         Ok(())
@@ -160,6 +165,7 @@ impl GreetedCaller {
                 ring,
                 control: self.control,
                 device: self.device,
+                before: self.before,
             }),
         })
     }
@@ -196,11 +202,13 @@ pub(in crate::pipe) struct ConnectedCaller {
     ring: RingEnd,
     control: ControlStream,
     device: Arc<dyn Device>,
+    before: u64,
 }
 
 impl ConnectedCaller {
     /// Returns this side of the pipe.
     pub(in crate::pipe) fn into_pipe(self, patience: &WaitOptions<'_>) -> Result<Pipe, PipeError> {
-        Pipe::over(self.ring, self.control, &self.device, patience)
+        let device = (&self.device, self.before);
+        Pipe::over(self.ring, self.control, device, patience)
     }
 }

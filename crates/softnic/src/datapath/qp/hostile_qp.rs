@@ -12,8 +12,7 @@ use super::engine::{Outcome, Request};
 use super::opcode_of;
 use super::pending::{Backlog, CHUNK, NextStep, Pending, PendingRequest};
 use crate::hostile::{
-    FaultEvent, FaultPoint, HostileMode, HostileObject, PortFault, Rules, Scatter, Verdict,
-    may_pass,
+    FaultEvent, FaultPoint, HostileMode, HostileObject, Rules, Scatter, Verdict, may_pass,
 };
 
 /// Maximum number of requests that a queue pair executes at a time if requests may overtake each other.
@@ -282,23 +281,22 @@ impl Pending {
         };
         if !faults.begun {
             faults.begun = true;
+            if let Some(mode) = &core.context.hostility {
+                let event = hostile.event(core, waiting, FaultPoint::Begin, 0);
+                hostile.rules.port(&event, |fault| {
+                    let event = mode.port_fails(fault);
+                    event
+                        .map(|event| core.context.events.raise(event))
+                        .is_some()
+                });
+                if mode.is_port_down() && core.is_reliable() {
+                    faults.kill = Some(Status::RetryExceeded);
+                }
+            }
             match judge(waiting, FaultPoint::Begin, 0) {
                 Verdict::Wait(steps) => faults.rest = steps.min(REST_MAX),
                 Verdict::WaitFor(time) => faults.until = now + time.min(WAIT_MAX),
                 Verdict::Kill(status) => faults.kill = Some(status),
-                Verdict::Port(fault) => {
-                    if fault == PortFault::Down {
-                        faults.kill = Some(Status::RetryExceeded);
-                    }
-                    let event = core
-                        .context
-                        .hostility
-                        .as_ref()
-                        .and_then(|mode| mode.port_fails(fault));
-                    event
-                        .into_iter()
-                        .for_each(|event| core.context.events.raise(event));
-                }
                 _ => {}
             }
         }
@@ -406,11 +404,9 @@ impl Backlog {
             }
             let fenced = later.flags.contains(SendFlags::FENCE);
             let mut before = self.list.iter().take(at).filter(|w| w.ended().is_none());
-            let is_relaxed = relaxes(&later.op);
-            if before.all(|earlier| {
-                let ordered = ordered && !(is_relaxed && relaxes(&earlier.op));
-                may_pass(&later.op, fenced, &earlier.op, ordered)
-            }) {
+            // The later one decides, as on PCIe: one with relaxed ordering may pass any other.
+            let ordered = ordered && !relaxes(&later.op);
+            if before.all(|earlier| may_pass(&later.op, fenced, &earlier.op, ordered)) {
                 open.push(at);
             }
         }
