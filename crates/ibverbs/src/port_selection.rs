@@ -148,7 +148,7 @@ pub enum Refusal {
     )]
     OnlyRelaxed,
     /// No GID of the port is the requested one, or in the requested subnet.
-    #[error("no address of port {port} is that of {asked}: it has {there}")]
+    #[error("no address of port {port} matches {asked}: it has {there}")]
     NoSuchAddress {
         /// The option that asked, such as `gid=192.0.2.1`.
         asked: String,

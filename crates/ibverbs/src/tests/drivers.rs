@@ -500,13 +500,13 @@ fn a_gid_is_chosen_by_address_or_subnet() {
     }
     let said = driven().refusal(",gid=203.0.113.1").to_string();
     assert!(
-        said.starts_with("no address of port 1 is that of gid=203.0.113.1")
+        said.starts_with("no address of port 1 matches gid=203.0.113.1")
             && said.contains("192.0.2.1, 198.51.100.1")
             && !said.contains('\n'),
         "{said}"
     );
     let said = driven().refusal(",subnet=203.0.113.0/24").to_string();
-    assert!(said.starts_with("subnet=203.0.113.0/24"), "{said}");
+    assert!(said.contains("matches subnet=203.0.113.0/24"), "{said}");
     let roce = |options: &str| driven().open(options).unwrap().info().roce;
     assert_eq!(roce(""), Some(RoceVersion::V2));
     assert_eq!(roce(",gid_index=2"), Some(RoceVersion::V1));

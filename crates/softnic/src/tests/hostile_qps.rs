@@ -7,13 +7,9 @@ use crate::datapath::context::{Context, ContextMode};
 use crate::hostile::{FaultPoint, Rules, Verdict, rules};
 use crate::table::clock;
 
-/// Posts a WRITE for which the rule gives `verdict` when it begins. Returns how many polls the WRITE took,
-/// and how long.
-fn polls_of_a_write(verdict: Verdict) -> (u32, Duration) {
-    let fabric = Fabric::new();
+/// Two connected ends, of which the first one's device is hostile by these rules, and that device's context.
+fn ends(fabric: &Fabric, rules: Rules) -> (Arc<Context>, [TestQp; 2]) {
     let info = info(&"soft:h1,hostile".parse().unwrap());
-    let begins = rules::by(move |event, _| (event.point == FaultPoint::Begin).then_some(verdict));
-    let rules = Rules::new(1).with(begins);
     let mode = ContextMode {
         rules: Some(rules),
         ..ContextMode::default()
@@ -22,6 +18,15 @@ fn polls_of_a_write(verdict: Verdict) -> (u32, Duration) {
     let near = TestQp::new(SoftDevice::over(context.clone()), None, 16);
     let mut ends = [near, TestQp::new(fabric.open("soft:h2"), None, 16)];
     connect(&mut ends);
+    (context, ends)
+}
+
+/// Posts a WRITE for which the rule gives `verdict` when it begins. Returns how many polls the WRITE took,
+/// and how long.
+fn polls_of_a_write(verdict: Verdict) -> (u32, Duration) {
+    let fabric = Fabric::new();
+    let begins = rules::by(move |event, _| (event.point == FaultPoint::Begin).then_some(verdict));
+    let (context, mut ends) = ends(&fabric, Rules::new(1).with(begins));
     let [near, far] = &mut ends;
     let alone = context.progress.service();
     let before = clock::now();
@@ -43,15 +48,7 @@ fn overtakes(accesses: [Access; 2]) -> bool {
     const LEN: usize = 1024;
     (0..40).any(|seed| {
         let fabric = Fabric::new();
-        let info = info(&"soft:h1,hostile".parse().unwrap());
-        let mode = ContextMode {
-            rules: Some(Rules::new(seed).with(rules::scatter(8))),
-            ..ContextMode::default()
-        };
-        let context = Context::open_as(fabric.dir.clone(), info, mode).unwrap();
-        let near = TestQp::new(SoftDevice::over(context.clone()), None, 16);
-        let mut ends = [near, TestQp::new(fabric.open("soft:h2"), None, 16)];
-        connect(&mut ends);
+        let (context, mut ends) = ends(&fabric, Rules::new(seed).with(rules::scatter(8)));
         let [near, far] = &mut ends;
         let targets = accesses.map(|access| {
             let buffer: Arc<dyn Buffer> = far.device.alloc(&AllocRequest::of(LEN)).unwrap();
