@@ -453,6 +453,11 @@ mod tests {
 
     /// The block of a connection through the daemons, in which the application asks for ring `number` of `len` bytes.
     fn asking(number: u64, len: u32) -> ControlBlock {
+        leaving(1, (number, len))
+    }
+
+    /// As [`asking`], with the rings before `left` given back.
+    fn leaving(left: u64, (number, len): (u64, u32)) -> ControlBlock {
         let memory = memory();
         let extent = Extent {
             slab: 0,
@@ -462,6 +467,7 @@ mod tests {
         let word = number << 32 | u64::from(len);
         let view = memory.slabs.view(extent).unwrap();
         view.write(16, &word.to_le_bytes()).unwrap();
+        view.write(24, &left.to_le_bytes()).unwrap();
         ControlBlock::at(&memory.slabs, extent).unwrap()
     }
 
@@ -481,33 +487,42 @@ mod tests {
         assert!(memory.serve(place, &asking(3, 1 << 16)), "nobody reads");
         assert_eq!(ring(&memory), (3, 1 << 16));
         assert!(!memory.serve(place, &asking(4, 1 << 17)), "three are used");
-        let left = |number| {
-            let state = &mut *memory.state();
-            let one = state.allotment(place).unwrap();
-            one.before.retain(|(before, _)| *before >= number);
-        };
-        left(2);
-        assert!(!memory.serve(place, &asking(4, 1 << 17)), "two are used");
-        // The memory has no more than 128 KiB in one piece.
-        left(3);
         let used = memory.quota.direct();
+        let more = (4, 1 << 17);
+        assert!(!memory.serve(place, &leaving(2, more)), "two are used");
+        let used = used - u64::from(FIRST_RING);
+        assert_eq!(memory.quota.direct(), used, "the first was given back");
+        // The memory has no more than 128 KiB in one piece.
         let mut taken = Vec::new();
         for len in [8 << 20, 4 << 20, 2 << 20, 1 << 20, 1 << 19, 1 << 18] {
             taken.extend(memory.take(&mut memory.state(), len));
         }
-        assert!(memory.serve(place, &asking(4, RING_MAX)));
+        assert!(memory.serve(place, &leaving(3, (4, RING_MAX))));
         let (number, len) = ring(&memory);
         assert!(number == 4 && (1 << 16..RING_MAX).contains(&len), "{len}");
         for extent in taken {
             memory.give(&mut memory.state(), extent);
         }
-        assert_eq!(memory.quota.direct(), used + u64::from(len));
-        left(4);
+        let used = used - 8192 + u64::from(len);
+        assert_eq!(memory.quota.direct(), used);
         assert!(
-            memory.serve(place, &asking(5, RING_MAX)),
+            memory.serve(place, &leaving(4, (5, RING_MAX))),
             "there is memory again"
         );
         assert_eq!(ring(&memory), (5, RING_MAX));
+    }
+
+    #[test]
+    fn two_rings_are_given_back_at_once() {
+        let memory = memory();
+        let place = memory.open().unwrap().id();
+        assert!(memory.serve(place, &asking(2, 8192)));
+        assert!(memory.serve(place, &asking(3, 1 << 16)));
+        let used = memory.quota.direct();
+        // An application may write any number.
+        assert!(memory.serve(place, &leaving(u64::MAX, (4, 1 << 17))));
+        let given = u64::from(FIRST_RING) + 8192;
+        assert_eq!(memory.quota.direct(), used - given + (1 << 17));
     }
 
     #[test]
