@@ -276,7 +276,9 @@ impl Domain {
     /// Fails the group of a queue pair for which the device reported a fatal error.
     pub(crate) fn lost(&mut self, qpn: Qpn) {
         if let Some(at) = self.by_qpn.get(&qpn).copied() {
-            tracing::warn!("a queue-pair group has failed: the device reported a fatal error");
+            tracing::warn!(
+                "a queue-pair group has failed: the device reports its queue pair in the error state"
+            );
             self.fail(at, Reset::Unreachable);
         }
     }

@@ -162,6 +162,12 @@ fn not_used(nic: &Nic, unused: &UnusableDevice) -> Finding {
         }
         Some(Refusal::NoLid { .. }) => finding
             .mend("systemctl start opensm   # on one machine of the subnet, or on its switch"),
+        Some(Refusal::NoSuchAddress { .. } | Refusal::GidIndex { .. }) => finding.mend(format!(
+            "headworks devices -v   # the addresses of {name}; gid, gid_index and subnet name one of them"
+        )),
+        Some(Refusal::NoConnections { .. }) => {
+            finding.mend("headworks devices   # what can be used in its place")
+        }
         _ => finding.mend(format!("rdma resource show; dmesg | grep {name}")),
     }
 }

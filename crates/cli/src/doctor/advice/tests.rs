@@ -191,7 +191,7 @@ fn a_single_device_check_omits_unrelated_findings() {
 #[test]
 fn each_trouble_is_found_alone_and_has_its_command() {
     type Spoil = fn(&mut SystemInfo);
-    let troubles: [(Spoil, &str, Verdict, &str); 27] = [
+    let troubles: [(Spoil, &str, Verdict, &str); 29] = [
         (
             |f| f.library = Some(Err("gone".into())),
             "libibverbs",
@@ -263,6 +263,28 @@ fn each_trouble_is_found_alone_and_has_its_command() {
             "use",
             Broken,
             "unset MLX5_SINGLE_THREADED",
+        ),
+        (
+            |f| {
+                f.devices[0].opened = unused(Refusal::NoSuchAddress {
+                    asked: "gid=203.0.113.1".to_owned(),
+                    port: 1,
+                    there: "192.0.2.1".to_owned(),
+                });
+            },
+            "use",
+            Broken,
+            "headworks devices -v",
+        ),
+        (
+            |f| {
+                f.devices[0].opened = unused(Refusal::NoConnections {
+                    driver: "efa".to_owned(),
+                });
+            },
+            "use",
+            Broken,
+            "headworks devices ",
         ),
         (
             |f| f.devices[0].opened = opened(Network::RoceV1, IPV4, Mtu::B4096),
