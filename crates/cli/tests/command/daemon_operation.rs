@@ -11,7 +11,6 @@ use headworks_net::packets::{PacketSocket, RecvOutcome};
 use rustix::fs::{OFlags, fcntl_setfl};
 use rustix::process::Signal;
 
-use crate::c_library::built_library;
 use crate::daemon::{Daemons, DataPath, device, exchange, locked, serve, test_on_both_paths, to};
 use crate::test_env::{CommandProcess, NOTICE, TestEnv, sleep_for, until};
 
@@ -668,73 +667,6 @@ fn connections_are_direct_unless_a_daemon_is_configured_otherwise() {
         }
     }
     daemons.fabric.is_clean();
-}
-
-/// The port of one daemon's device loses its address, by a fault of the drop-in library. Both applications learn that their connection
-/// is over, and the daemon logs the addresses.
-#[test]
-fn a_port_that_loses_its_address_resets_connections_and_is_logged_once() {
-    if built_library("headworks-libibverbs", "libibverbs.so").is_none() {
-        return;
-    }
-    let _one = locked();
-    let mut daemons = Daemons::none(DataPath::Daemons);
-    for (host, fault) in ["gid_change@after=100", "slow@after=1000000000"]
-        .iter()
-        .enumerate()
-    {
-        let mut words = vec![
-            "verbs",
-            "--devices",
-            "2",
-            "--name",
-            "rdma0",
-            "--manners",
-            "mlx5",
-        ];
-        words.extend(["--fault", fault, "--", env!("CARGO_BIN_EXE_headworks")]);
-        let mut args = daemons.configured_args(host);
-        let at = args
-            .iter()
-            .position(|word| word == "--device")
-            .expect("an option")
-            + 1;
-        args[at] = format!("ibv:rdma{host},timeout=12");
-        words.extend(args.iter().map(String::as_str));
-        let mut side = CommandProcess::start(&mut daemons.fabric.headworks(&words));
-        let socket = daemons.socket(host);
-        until("the daemon", || {
-            assert!(!side.has_ended(), "{}", side.stderr_line());
-            Service::attach(&socket, "looks").is_ok()
-        });
-        daemons.sides.push(side);
-    }
-    let (client, server) = (daemons.attach(0), daemons.attach(1));
-    let listener = server.listen(7000, 8).unwrap();
-    let mut near = client.connect(to(1, 7000)).unwrap();
-    let mut far = listener.accept().unwrap();
-    let is_over = |result: Result<(), ServiceError>| match result {
-        Ok(()) => false,
-        Err(ServiceError::Reset(_)) => true,
-        Err(error) => panic!("{error}"),
-    };
-    let mut buffer = [0; 1000];
-    until("the end of the connection", || {
-        let sent = near.send_all(&[7; 1000]);
-        is_over(sent.and_then(|()| far.recv(&mut buffer).map(drop)))
-    });
-    // Each end learns of it by itself.
-    for end in [&mut near, &mut far] {
-        end.set_read_timeout(Some(Duration::from_secs(60)));
-        until("a reset", || is_over(end.recv(&mut buffer).map(drop)));
-    }
-    drop((near, far, listener, client, server));
-    let said = daemons.end_saying();
-    let lines = said[0]
-        .lines()
-        .filter(|line| line.contains("lost the address 10."));
-    assert_eq!(lines.count(), 1, "{}", said[0]);
-    assert!(!said[1].contains("lost the address"), "{}", said[1]);
 }
 
 #[test]

@@ -22,6 +22,7 @@ mod pipe;
 mod pipe_between_hosts;
 mod pipe_kills;
 mod pipe_over_rdma;
+mod port_failures;
 mod simulated_devices;
 mod soak;
 mod test_env;

@@ -1,25 +1,23 @@
 //! `headworks verbs`: unmodified verbs programs on software RNICs.
 
-use std::io::Write;
 use std::net::TcpListener;
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
 use headworks_runtime::testing::copy_program;
-use rustix::io::ioctl_fionread;
 use rustix::process::Signal;
 
 use crate::c_library::{built_library, there_is};
 use crate::test_env::{CommandProcess, TestEnv, until};
 
 /// Whether the library is built, which `headworks verbs` finds beside the command.
-fn is_built() -> bool {
+pub(crate) fn is_built() -> bool {
     built_library("headworks-libibverbs", "libibverbs.so").is_some()
 }
 
 /// The command that runs `program` with the library, whose output is kept.
-fn verbs(fabric: &TestEnv, options: &[&str], program: &[&str]) -> Command {
+pub(crate) fn verbs(fabric: &TestEnv, options: &[&str], program: &[&str]) -> Command {
     let mut args = vec!["verbs"];
     args.extend(options);
     args.push("--");
@@ -172,89 +170,6 @@ fn exit_code_and_signals_are_those_of_the_program() {
     });
     sleeper.signal(Signal::TERM);
     assert_eq!(sleeper.wait().signal(), Some(Signal::TERM.as_raw()));
-}
-
-/// The lines that a program of ours printed, without those of the library under it.
-fn own_lines(said: &str) -> Vec<&str> {
-    said.lines()
-        .filter(|line| !line.starts_with("headworks libibverbs:"))
-        .collect()
-}
-
-/// The port of one end of a pipe fails while the pipe waits for more to send. Both ends print one line with the values before and
-/// after, and end.
-#[test]
-fn a_port_that_fails_under_a_pipe_is_one_line_at_both_ends() {
-    if !is_built() {
-        return;
-    }
-    let fabric = TestEnv::new();
-    let program = env!("CARGO_BIN_EXE_headworks");
-    for (fault, before, after) in [
-        ("gid_change", "lost the address 10.", "and has 10."),
-        (
-            "pkey_change",
-            "lost the partition key 0xffff",
-            "and has 0xfeff",
-        ),
-        ("port_down", "is DOWN", "and was ACTIVE"),
-    ] {
-        // A receiver of little posts too few requests for a port to fail.
-        for (is_at_sender, is_slow) in [(true, false), (false, false), (true, true)] {
-            // A receiver posts few requests, and a port that is down fails the next one only.
-            let requests = match (is_at_sender, fault) {
-                (true, _) => 20,
-                (false, _) => 2,
-            };
-            let fault = format!("{fault}@after={requests}");
-            let start = |is_sender: bool| {
-                let mut options = vec!["--devices", "2", "--name", "rdma0", "--manners", "mlx5"];
-                if is_sender == is_at_sender {
-                    options.extend(["--fault", &fault]);
-                }
-                let (role, device) = match is_sender {
-                    true => ("connect", "ibv:rdma1,timeout=12"),
-                    false => ("listen", "ibv:rdma0,timeout=12"),
-                };
-                let pipe = [program, "pipe", role, "p", "--device", device];
-                let mut command = verbs(&fabric, &options, &pipe);
-                command.stdin(Stdio::piped()).stdout(Stdio::null());
-                CommandProcess::start(&mut command)
-            };
-            let listener = start(false);
-            fabric.until_listening("p");
-            let mut ends = [listener, start(true)];
-            // Much at once, or a little at a time. The input stays open: the sender waits for more.
-            let mut input = ends[1].0.stdin.take().expect("piped");
-            match is_slow {
-                false => drop(input.write_all(&vec![7; 3_000_000])),
-                true => {
-                    for _ in 0..100 {
-                        if input.write_all(&[7; 1000]).is_err() {
-                            break;
-                        }
-                        // Each piece is read before the next.
-                        until("a reader", || {
-                            ioctl_fionread(&input).is_ok_and(|left| left == 0)
-                                || ends[1].has_ended()
-                        });
-                    }
-                }
-            }
-            for (end, is_at_it) in ends.iter_mut().zip([!is_at_sender, is_at_sender]) {
-                let status = end.wait();
-                let said = end.stderr_line();
-                assert_eq!(status.code(), Some(1), "{fault}: {said}");
-                let lines = own_lines(&said);
-                assert_eq!(lines.len(), 1, "{fault}: {said}");
-                for part in [before, after] {
-                    assert!(lines[0].contains(part), "{fault}: {said}");
-                }
-                let is_others = lines[0].contains("the other side stopped");
-                assert_eq!(is_others, !is_at_it, "{fault}: {said}");
-            }
-        }
-    }
 }
 
 #[test]
