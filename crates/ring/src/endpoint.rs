@@ -14,7 +14,7 @@ use headworks_verbs::{
 };
 
 use crate::error::RingError;
-pub(crate) use ring::{Piece, RingEndpoint, Signal, Target, TrailingWrite};
+pub(crate) use ring::{RingEndpoint, Signal, Target, TrailingWrite};
 
 /// Completions taken per poll of the device.
 const BATCH: usize = 16;

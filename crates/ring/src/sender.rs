@@ -2,6 +2,8 @@
 
 use std::os::fd::BorrowedFd;
 
+use headworks_verbs::Sge;
+
 use crate::config::{CheckedConfig, Framing, LINE, Mode};
 use crate::endpoint::{ChainPosted, RingEndpoint, Signal, TrailingWrite, Usability};
 use crate::error::{LengthError, RingError, SendError};
@@ -236,11 +238,12 @@ impl Sender {
         if first.1.max(second.1) > self.ring.write_slots {
             return self.transmit_in_parts(publish);
         }
-        let inline_up_to = self.endpoint.inline_up_to();
-        let piece = |(index, count): (u64, u64)| {
-            let len = count as usize * self.ring.slot_size;
+        let piece = |(index, count): (u64, u64)| -> (usize, Sge) {
             let offset = self.slots.offset_of(index);
-            self.slots.piece(offset, len, len <= inline_up_to)
+            (
+                offset,
+                self.slots.sge(offset, count as usize * self.ring.slot_size),
+            )
         };
         let tail = self.policy.tail();
         let signaled = publish && self.policy.must_signal(tail);
@@ -260,6 +263,14 @@ impl Sender {
         let (writes, posted) = match (first.1, second.1) {
             (0, 0) if !publish => return Ok(()),
             (0, 0) => (0, endpoint.post(&[], announcement, signal)),
+            (_, 0) if first.1 as usize * self.ring.slot_size <= endpoint.inline_up_to() => {
+                let (offset, sge) = piece(first);
+                let bytes = self.slots.bytes_at(offset, sge.len as usize);
+                (
+                    1,
+                    endpoint.post_inline((offset, bytes), announcement, signal),
+                )
+            }
             (_, 0) => (1, endpoint.post(&[piece(first)], announcement, signal)),
             _ => {
                 let pieces = [piece(first), piece(second)];
@@ -282,7 +293,7 @@ impl Sender {
             let count = first.min(self.ring.write_slots);
             let offset = self.slots.offset_of(index);
             let bytes = count as usize * self.ring.slot_size;
-            let piece = self.slots.piece(offset, bytes, false);
+            let piece = (offset, self.slots.sge(offset, bytes));
             match self.endpoint.post(&[piece], None, Signal::NONE) {
                 Ok(ChainPosted::All) => {
                     self.stats.data_writes += 1;
@@ -336,7 +347,7 @@ impl Sender {
         };
         if self.ring.mode == Mode::Latency {
             header.lap = lap_of(self.policy.tail(), self.ring.slots);
-            return self.send_lap_word(index, count, header, None, true);
+            return self.send_lap_word(index, count, header, &[], true);
         }
         self.slots
             .set_word(self.slots.offset_of(index), header.word());
@@ -355,7 +366,8 @@ impl Sender {
                 kind: Kind::Long,
                 len: len32,
             };
-            return self.send_lap_word(at.index, at.count, header, Some((at.offset, len)), true);
+            let piece = (at.offset, self.slots.sge(at.offset, len));
+            return self.send_lap_word(at.index, at.count, header, &[piece], true);
         }
         let word = self.slots.last_word(at.index);
         self.slots.set_word(
@@ -367,6 +379,7 @@ impl Sender {
             }
             .word(),
         );
+        let piece = (at.offset, self.slots.sge(at.offset, word + 8 - at.offset));
         self.send_lap_word(
             at.index,
             at.count,
@@ -375,7 +388,7 @@ impl Sender {
                 kind: Kind::Message,
                 len: len32,
             },
-            Some((at.offset, word + 8 - at.offset)),
+            &[piece],
             false,
         )
     }
@@ -386,7 +399,7 @@ impl Sender {
         index: u64,
         count: u64,
         header: Header,
-        bytes: Option<(usize, usize)>,
+        pieces: &[(usize, Sge)],
         word_apart: bool,
     ) -> Result<(), SendError> {
         let tail = self.policy.tail().wrapping_add(count);
@@ -398,11 +411,14 @@ impl Sender {
             signaled,
         };
         for again in [true, false] {
-            let piece = bytes.map(|(offset, len)| {
-                let is_inline = len <= self.endpoint.inline_up_to();
-                self.slots.piece(offset, len, is_inline)
-            });
-            let posted = self.endpoint.post(piece.as_slice(), announcement, signal);
+            let posted = match pieces {
+                [(offset, sge)] if sge.len as usize <= self.endpoint.inline_up_to() => {
+                    let bytes = self.slots.bytes_at(*offset, sge.len as usize);
+                    self.endpoint
+                        .post_inline((*offset, bytes), announcement, signal)
+                }
+                _ => self.endpoint.post(pieces, announcement, signal),
+            };
             match posted {
                 Ok(ChainPosted::All) => break,
                 // Completions make room. If none came, nothing has been announced: the caller retries.

@@ -15,7 +15,6 @@ use headworks_shm::{CursorRef, View};
 use headworks_verbs::{Buffer, Region, RemoteAddr, Sge};
 
 use crate::config::LINE;
-use crate::endpoint::Piece;
 
 /// Bytes in front of the array: the cursor's cache line.
 pub(crate) const ARRAY: usize = LINE;
@@ -190,17 +189,6 @@ impl SlotArray {
         // device has read what was here before: a completion or its own promise said so. By the ring's
         // contract, nobody else writes to a sender's array.
         unsafe { std::slice::from_raw_parts_mut(start, len) }
-    }
-
-    /// Returns bytes of the array to post, with themselves if they are to be posted inline. They are this end's until the
-    /// receiver has released them.
-    #[inline(always)]
-    pub(crate) fn piece(&self, offset: usize, len: usize, is_inline: bool) -> Piece<'_> {
-        Piece {
-            offset,
-            sge: self.sge(offset, len),
-            inline: is_inline.then(|| self.bytes_at(offset, len)),
-        }
     }
 
     /// Returns a scatter/gather entry for bytes of the array.

@@ -24,6 +24,8 @@ pub(crate) struct RingEndpoint {
     /// Words that cursors are sent from. `None` if the device can send a word inline.
     staging: Option<Region>,
     staged: usize,
+    /// Whether [`RingEndpoint::post_plainly`] applies.
+    is_plain: bool,
     /// Length of the longest piece of the array that is posted inline.
     inline_up_to: usize,
     noticed: ImmCursor,
@@ -77,31 +79,6 @@ impl ImmCursor {
     }
 }
 
-/// A part of this end's array, which is written to the same place of the peer's.
-#[derive(Clone, Copy)]
-pub(crate) struct Piece<'a> {
-    /// Where it begins in the array, in bytes.
-    pub(crate) offset: usize,
-    pub(crate) sge: Sge,
-    /// Its bytes, if they are to be posted inline.
-    pub(crate) inline: Option<&'a [u8]>,
-}
-
-impl Piece<'_> {
-    /// The WRITE of this piece to `to`, unsignalled.
-    #[inline(always)]
-    fn write(&self, to: RemoteAddr) -> SendWr<'_> {
-        let request = write(&self.sge, to);
-        match self.inline {
-            Some(bytes) => SendWr {
-                payload: Payload::Inline(bytes),
-                ..request
-            },
-            None => request,
-        }
-    }
-}
-
 /// A word that is written after the pieces of a chain.
 #[derive(Clone, Copy)]
 pub(crate) enum TrailingWrite {
@@ -146,6 +123,8 @@ impl RingEndpoint {
         inline_up_to: usize,
     ) -> Self {
         Self {
+            is_plain: !notify && staging.is_none() && inline_up_to == 0,
+            inline_up_to,
             endpoint,
             cq,
             channel,
@@ -153,16 +132,9 @@ impl RingEndpoint {
             notify,
             staging,
             staged: 0,
-            inline_up_to,
             noticed: ImmCursor::default(),
             handed: PollResult::default(),
         }
-    }
-
-    /// Length of the longest piece of the array that is to be posted inline.
-    #[inline(always)]
-    pub(crate) fn inline_up_to(&self) -> usize {
-        self.inline_up_to
     }
 
     pub(crate) fn endpoint(&self) -> &Endpoint {
@@ -174,7 +146,22 @@ impl RingEndpoint {
     /// caller may post the same chain again, because the peer reads nothing that is not announced.
     pub(crate) fn post(
         &mut self,
-        pieces: &[Piece<'_>],
+        pieces: &[(usize, Sge)],
+        announcement: Option<TrailingWrite>,
+        signal: Signal,
+    ) -> Result<ChainPosted, RingError> {
+        fn gathered<'p>((offset, sge): &'p (usize, Sge), peer: &Target) -> SendWr<'p> {
+            write(sge, peer.array(*offset))
+        }
+        self.post_pieces(pieces, gathered, announcement, signal)
+    }
+
+    /// Does what [`RingEndpoint::post`] does for pieces of which `request` makes the WRITEs.
+    #[inline(always)]
+    fn post_pieces<'p, P>(
+        &mut self,
+        pieces: &'p [P],
+        request: impl Fn(&'p P, &Target) -> SendWr<'p>,
         announcement: Option<TrailingWrite>,
         signal: Signal,
     ) -> Result<ChainPosted, RingError> {
@@ -190,10 +177,7 @@ impl RingEndpoint {
             _ => None,
         };
         let bytes = word.to_ne_bytes();
-        let piece = |at: usize| {
-            let piece = &pieces[at];
-            piece.write(self.peer.array(piece.offset))
-        };
+        let piece = |at: usize| request(&pieces[at], &self.peer);
         let announce = |announcement: TrailingWrite| {
             let op = match announcement {
                 TrailingWrite::Cursor(_) if self.notify => {
@@ -229,21 +213,46 @@ impl RingEndpoint {
         posted
     }
 
+    /// Length of the longest piece of the array that is to be posted [inline](Self::post_inline).
+    #[inline(always)]
+    pub(crate) fn inline_up_to(&self) -> usize {
+        self.inline_up_to
+    }
+
+    /// Does what [`RingEndpoint::post`] does for one piece, whose bytes travel inline. Apart, so that the usual way does not pay for it.
+    #[inline(never)]
+    pub(crate) fn post_inline(
+        &mut self,
+        piece: (usize, &[u8]),
+        announcement: Option<TrailingWrite>,
+        signal: Signal,
+    ) -> Result<ChainPosted, RingError> {
+        fn inline<'p>((offset, bytes): &'p (usize, &[u8]), peer: &Target) -> SendWr<'p> {
+            SendWr {
+                wr_id: 0,
+                op: SendOp::Write(peer.array(*offset)),
+                payload: Payload::Inline(bytes),
+                flags: flags(false),
+            }
+        }
+        self.post_pieces(&[piece], inline, announcement, signal)
+    }
+
     /// Does what [`RingEndpoint::post`] does for one piece and a cursor that travels inline by WRITE. Most
     /// publications have this shape, and this path does less work. Returns `None` if the cursor travels
-    /// otherwise.
+    /// otherwise, or if pieces may travel inline.
     #[inline(always)]
     pub(crate) fn post_plainly(
         &mut self,
-        piece: Piece<'_>,
+        (offset, sge): (usize, Sge),
         cursor: u64,
         signaled: bool,
     ) -> Option<Result<ChainPosted, RingError>> {
-        if self.notify || self.staging.is_some() {
+        if !self.is_plain {
             return None;
         }
         let word = cursor.wrapping_add(self.peer.cursor_start).to_ne_bytes();
-        let slots = piece.write(self.peer.array(piece.offset));
+        let slots = write(&sge, self.peer.array(offset));
         let tail = write_word(&word, self.peer.cursor, cursor, signaled);
         Some(self.endpoint.post(&[slots, tail]))
     }
