@@ -254,6 +254,22 @@ impl Sender {
         {
             return self.posted(posted, 1, publish, signaled);
         }
+        self.transmit_otherwise(publish)
+    }
+
+    /// Does the same as [`Sender::transmit`] where the usual path does not apply.
+    #[inline(never)]
+    fn transmit_otherwise(&mut self, publish: bool) -> Result<(), RingError> {
+        let [first, second] = self.policy.untransmitted();
+        let piece = |(index, count): (u64, u64)| -> (usize, Sge) {
+            let offset = self.slots.offset_of(index);
+            (
+                offset,
+                self.slots.sge(offset, count as usize * self.ring.slot_size),
+            )
+        };
+        let tail = self.policy.tail();
+        let signaled = publish && self.policy.must_signal(tail);
         let announcement = publish.then_some(TrailingWrite::Cursor(tail));
         let signal = Signal {
             wr_id: tail,

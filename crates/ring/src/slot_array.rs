@@ -35,7 +35,7 @@ pub(crate) struct SlotArray {
     /// Offset of this end's memory in the region, in bytes. It begins with the cursor's line.
     base: usize,
     /// Region of the cursor, if it is not in front of the array. Its registration ends with this end.
-    cursor_region: Option<Region>,
+    cursor_region: Option<Box<Region>>,
 }
 
 impl SlotArray {
@@ -79,7 +79,7 @@ impl SlotArray {
         let cursor = view_of(&region, 0).cursor_ref(0).ok()?;
         Some(Self {
             cursor: Some(cursor),
-            cursor_region: Some(region),
+            cursor_region: Some(Box::new(region)),
             ..self
         })
     }

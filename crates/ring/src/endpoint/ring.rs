@@ -220,6 +220,7 @@ impl RingEndpoint {
     }
 
     /// Does what [`RingEndpoint::post`] does for one piece, whose bytes travel inline. Apart, so that the usual way does not pay for it.
+    #[cold]
     #[inline(never)]
     pub(crate) fn post_inline(
         &mut self,
