@@ -144,7 +144,7 @@ pub(crate) struct Context {
     next_vector: AtomicU32,
     /// Whether the device reported that the port's tables changed, and they were not read again yet.
     is_port_stale: AtomicBool,
-    /// What has happened to the port. Its lock also lets one thread at a time read the tables again.
+    /// Failures of the port. The lock also lets one thread at a time read the tables again.
     port_failures: Mutex<PortFailures>,
     /// Frequency of the device's clock in kHz, if completions can be stamped with it.
     pub(crate) khz: Option<u64>,
@@ -368,7 +368,7 @@ impl IbvDevice {
 
 impl Device for IbvDevice {
     fn info(&self) -> &DeviceInfo {
-        // What the device reported until now counts. In a forked child the device is the parent's.
+        // The description includes all changes that the device has reported. A forked child does not read the parent's events.
         if !self.context.raw.is_foreign() {
             self.context.glance(coarse_ms());
             self.context.settle_port();

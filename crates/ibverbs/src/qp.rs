@@ -316,7 +316,7 @@ impl QueuePair for IbvQp {
         if !self.made_by.is_foreign() {
             let now_ms = coarse_ms();
             self.pd.context.glance(now_ms);
-            // Whoever asks for the state does not ask while requests come and go.
+            // Rings ask for the state only while no completion arrives, so the device may be asked for its tables here.
             self.pd.context.settle_port();
             self.refresh(now_ms);
         }

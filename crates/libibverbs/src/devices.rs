@@ -135,7 +135,7 @@ impl VerbsDevice {
     }
 }
 
-/// What has happened to the tables of a port.
+/// Changes of a port's tables since the device was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct PortTables {
     /// How many places the entries have moved.

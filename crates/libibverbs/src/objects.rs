@@ -259,7 +259,7 @@ impl ContextObject {
         Ok(())
     }
 
-    /// What has happened to the port's tables.
+    /// Returns the changes of the port's tables.
     pub(crate) fn tables(&self) -> PortTables {
         self.look_for_port_events();
         let faults = self.port_faults.load(Ordering::Relaxed);

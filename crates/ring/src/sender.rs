@@ -51,6 +51,13 @@ pub struct SenderStats {
     pub deferred: u64,
 }
 
+/// Returns where a range of slots (first slot, count) begins in the array, and its scatter/gather entry.
+#[inline(always)]
+fn piece_of(slots: &SlotArray, (index, count): (u64, u64), slot_size: usize) -> (usize, Sge) {
+    let offset = slots.offset_of(index);
+    (offset, slots.sge(offset, count as usize * slot_size))
+}
+
 impl Sender {
     pub(crate) fn new(ring: CheckedConfig, slots: SlotArray, endpoint: RingEndpoint) -> Self {
         let mut policy = SendPolicy::new(&ring);
@@ -238,13 +245,7 @@ impl Sender {
         if first.1.max(second.1) > self.ring.write_slots {
             return self.transmit_in_parts(publish);
         }
-        let piece = |(index, count): (u64, u64)| -> (usize, Sge) {
-            let offset = self.slots.offset_of(index);
-            (
-                offset,
-                self.slots.sge(offset, count as usize * self.ring.slot_size),
-            )
-        };
+        let piece = |range| piece_of(&self.slots, range, self.ring.slot_size);
         let tail = self.policy.tail();
         let signaled = publish && self.policy.must_signal(tail);
         if publish
@@ -261,13 +262,7 @@ impl Sender {
     #[inline(never)]
     fn transmit_otherwise(&mut self, publish: bool) -> Result<(), RingError> {
         let [first, second] = self.policy.untransmitted();
-        let piece = |(index, count): (u64, u64)| -> (usize, Sge) {
-            let offset = self.slots.offset_of(index);
-            (
-                offset,
-                self.slots.sge(offset, count as usize * self.ring.slot_size),
-            )
-        };
+        let piece = |range| piece_of(&self.slots, range, self.ring.slot_size);
         let tail = self.policy.tail();
         let signaled = publish && self.policy.must_signal(tail);
         let announcement = publish.then_some(TrailingWrite::Cursor(tail));

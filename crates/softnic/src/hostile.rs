@@ -143,7 +143,7 @@ pub enum Verdict {
     Port(PortFault),
 }
 
-/// What happens to a port.
+/// Fault of a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PortFault {
     /// It goes down. From now on, requests of connections end as if their retries were used up.

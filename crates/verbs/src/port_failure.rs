@@ -1,10 +1,10 @@
-//! What happened to a device's port that ends connections.
+//! Failures of a device's port that end connections.
 
 use std::fmt;
 
 use crate::address::{Gid, Lid, PKey};
 
-/// What happened to a port.
+/// Change of a port that ends connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum PortChange {
@@ -41,7 +41,7 @@ pub enum PortChange {
 pub struct PortFailure {
     /// Number of the port.
     pub port: u8,
-    /// What happened.
+    /// The change.
     pub change: PortChange,
     /// Ordinal of the failure on this device, from 1. A connection is concerned by those after it was begun, and by a port that
     /// is down.

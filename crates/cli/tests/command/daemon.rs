@@ -147,7 +147,12 @@ impl Daemons {
         };
         let own = args.iter().map(String::as_str);
         let words: Vec<&str> = own.chain(others.iter().copied()).collect();
-        let mut side = CommandProcess::start(&mut self.fabric.headworks(&words));
+        self.started(host, &words)
+    }
+
+    /// Starts the daemon of a host by these words of a command line, and waits until it serves.
+    pub(crate) fn started(&self, host: usize, words: &[&str]) -> CommandProcess {
+        let mut side = CommandProcess::start(&mut self.fabric.headworks(words));
         let socket = self.socket(host);
         until("the daemon", || {
             assert!(!side.has_ended(), "{}", side.stderr_line());

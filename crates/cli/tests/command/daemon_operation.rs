@@ -647,12 +647,7 @@ fn connections_are_direct_unless_a_daemon_is_configured_otherwise() {
                 words.extend(daemons.config(host, ""));
             }
             let words: Vec<&str> = words.iter().map(String::as_str).collect();
-            let mut side = CommandProcess::start(&mut daemons.fabric.headworks(&words));
-            let socket = daemons.socket(host);
-            until("the daemon", || {
-                assert!(!side.has_ended(), "{}", side.stderr_line());
-                Service::attach(&socket, "looks").is_ok()
-            });
+            let side = daemons.started(host, &words);
             daemons.sides.push(side);
         }
         let (client, server) = (daemons.attach(0), daemons.attach(1));

@@ -4,7 +4,7 @@ use std::io::Write;
 use std::process::Stdio;
 use std::time::Duration;
 
-use headworks::service::{Service, ServiceError};
+use headworks::service::ServiceError;
 use rustix::io::ioctl_fionread;
 
 use crate::daemon::{Daemons, DataPath, locked, to};
@@ -125,12 +125,7 @@ fn a_port_that_loses_its_address_resets_connections_and_is_logged_once() {
             + 1;
         args[at] = format!("ibv:rdma{host},timeout=12");
         words.extend(args.iter().map(String::as_str));
-        let mut side = CommandProcess::start(&mut daemons.fabric.headworks(&words));
-        let socket = daemons.socket(host);
-        until("the daemon", || {
-            assert!(!side.has_ended(), "{}", side.stderr_line());
-            Service::attach(&socket, "looks").is_ok()
-        });
+        let side = daemons.started(host, &words);
         daemons.sides.push(side);
     }
     let (client, server) = (daemons.attach(0), daemons.attach(1));

@@ -75,7 +75,7 @@ impl EndWaiter {
         }
     }
 
-    /// What has happened to the device's port that ends the connection.
+    /// Returns the failure of the device's port that ends the connection, if there is one.
     pub(crate) fn port_failure(&self) -> Option<PortFailure> {
         let (device, before) = self.device.as_ref()?;
         let failure = device.port_failure()?;

@@ -103,7 +103,7 @@ pub enum PipeError {
     Port {
         /// The device, without options.
         device: String,
-        /// What happened to the port.
+        /// The failure of the port.
         why: PortFailure,
         /// Bytes passed on by this side: read from its source, or written to its sink.
         delivered: u64,

@@ -1,4 +1,4 @@
-//! What happens to a device's port while the device is open: its tables change, or it goes down.
+//! Changes of a device's port while the device is open: the tables change, or the port goes down.
 
 use std::sync::atomic::Ordering;
 
@@ -68,7 +68,7 @@ impl PortFailures {
     }
 }
 
-/// What connections of a port lose if it has this GID, LID and partition key now.
+/// Returns the change from `old` to this GID, LID and partition key; `None` if connections lose nothing.
 fn change(
     old: &Port,
     gid: (Gid, GidType),
