@@ -20,7 +20,8 @@ use crate::slot_array::SlotArray;
 ///   it. [`Receiver::try_take`] hands out messages that the caller releases later, in any order.
 ///   Their space is freed in the order of sending.
 /// - *Driving*: [`Receiver::step`] detects errors. Call it when there is nothing to receive.
-///   [`Receiver::push_head`] tells the sender of all free space.
+///   [`Receiver::push_head`] tells the sender of all free space. A head that is due and has no room in the
+///   send queue is pushed by a later release, step or receive that finds nothing.
 /// - *Sleeping* ([`Mode::Notify`]): call [`Receiver::arm`], then look for a message once more, then
 ///   wait on [`Receiver::fd`].
 pub struct Receiver {
@@ -36,6 +37,8 @@ pub struct Receiver {
     /// Length of the messages that may take the short path: the length of fixed framing, while the
     /// ring is not broken. `None` where no message may, as in latency mode.
     quiet_len: Option<usize>,
+    /// Whether a head that was due found no room in the send queue.
+    head_waits: bool,
 }
 
 /// Counters of a receiver, since it was made.
@@ -65,6 +68,7 @@ impl Receiver {
                 (Framing::Fixed(len), Mode::Poll | Mode::Notify) => Some(len),
                 _ => None,
             },
+            head_waits: false,
             ring,
             slots,
             endpoint,
@@ -242,7 +246,7 @@ impl Receiver {
         }
         loop {
             if self.receive_policy.available() == 0 && !self.look_at_tail()? {
-                return Ok(None);
+                return self.nothing_found();
             }
             let index = self.receive_policy.index();
             let offset = self.slots.offset_of(index);
@@ -268,6 +272,22 @@ impl Receiver {
                 }
             }
         }
+    }
+
+    /// Returns that there is no message, after pushing a head that had no room when it was due: the sender may need it before it
+    /// can send the next message.
+    #[inline(always)]
+    fn nothing_found(&mut self) -> Result<Option<FoundMessage>, RingError> {
+        if self.head_waits {
+            self.push_waiting_head()?;
+        }
+        Ok(None)
+    }
+
+    #[cold]
+    fn push_waiting_head(&mut self) -> Result<(), RingError> {
+        self.head_waits = false;
+        self.push_if_due()
     }
 
     /// Reads the peer's tail. Returns whether something new is published.
@@ -344,7 +364,7 @@ impl Receiver {
                 // A message that does not fit in one line with its word comes on two lines. The first is
                 // prefetched, so that it is under way when the second arrives.
                 self.slots.expect(self.slots.offset_of(index));
-                return Ok(None);
+                return self.nothing_found();
             }
             let (kind, count, len) = self.checked(word)?;
             self.receive_policy.found(count);
@@ -410,16 +430,23 @@ impl Receiver {
             signaled,
         };
         let announcement = Some(TrailingWrite::Cursor(head));
-        match self.endpoint.post(&[], announcement, signal) {
-            Ok(ChainPosted::All) => {
-                self.receive_policy.pushed();
-                Ok(true)
+        for again in [true, false] {
+            match self.endpoint.post(&[], announcement, signal) {
+                Ok(ChainPosted::All) => {
+                    self.receive_policy.pushed();
+                    return Ok(true);
+                }
+                // The send queue is full. Completions make room. In Notify mode they are polled with the tails.
+                Ok(ChainPosted::Part(_)) if again && !self.endpoint.is_notify() => {
+                    self.poll()?;
+                }
+                Ok(ChainPosted::Part(_)) => break,
+                Err(error) => return Err(self.break_with(error)),
             }
-            // The send queue is full. Completions make room, and the next release or step tries again.
-            Ok(ChainPosted::Part(_)) if !self.endpoint.is_notify() => self.poll().map(|_| false),
-            Ok(ChainPosted::Part(_)) => Ok(false),
-            Err(error) => Err(self.break_with(error)),
         }
+        // The next release, step or receive that finds nothing tries again.
+        self.head_waits = true;
+        Ok(false)
     }
 
     /// Takes completions, pushes a head that is due and checks the queue pair. Returns whether messages

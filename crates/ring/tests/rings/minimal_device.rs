@@ -287,6 +287,41 @@ fn one_step_makes_room_for_a_head_and_pushes_it() {
     assert_eq!(tx.consumed(), read);
 }
 
+/// A head that had no room in the send queue is pushed by a receiver that only receives. Without it the sender would wait for room,
+/// and the receiver for the message that has none.
+#[test]
+fn receiving_alone_pushes_a_head_that_had_no_room() {
+    let hosts = Hosts::soft();
+    for mode in [Mode::Poll, Mode::Latency, Mode::Notify] {
+        let config = RingConfig {
+            push_every: Some(1),
+            ..config(100, Framing::Fixed(40), mode)
+        };
+        let (right, watching) = over(&hosts.right, u32::MAX);
+        let (tx, rx) = connect(&hosts.left, &config, &right, &config).unwrap();
+        let (mut tx, mut rx) = (tx.unwrap(), rx.unwrap());
+        println!("{mode:?}");
+        let mut sent = 0;
+        while tx.try_send(&[7; 40]).is_ok() {
+            sent += 1;
+        }
+        assert_eq!(sent, 99);
+        // In Notify mode late completions would delay tails too: its send queue has room for all heads.
+        watching.late.store(mode != Mode::Notify, Ordering::Relaxed);
+        for _ in 0..sent {
+            rx.try_recv().unwrap().expect("published");
+        }
+        tx.step().unwrap();
+        assert_eq!(tx.is_drained(), mode == Mode::Notify, "{mode:?}");
+        watching.late.store(false, Ordering::Relaxed);
+        poll_until(|| {
+            assert!(rx.try_recv().unwrap().is_none());
+            tx.step().unwrap();
+            tx.is_drained().then_some(())
+        });
+    }
+}
+
 /// Pushes a head for every message, for more messages than one poll takes completions of. No message is lost,
 /// the completion queue holds all completions, and no space is withheld.
 #[test]
