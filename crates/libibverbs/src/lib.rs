@@ -10,6 +10,7 @@
 //! | `symbols` | the table of all names of libibverbs: version, and the function behind each. `calls::files` has those of libc |
 //! | `calls` | the functions that programs call, one module for each kind of object; unsafe: they trust the pointers they are given |
 //! | `objects` | what is behind the C structs that programs hold; conversion of pointers; unsafe |
+//! | `numbered` | objects by the number that the device gave them |
 //! | `link` | the network that the ports seem to be on |
 //! | `manners` | what devices of real drivers refuse, ignore, reorder and report, as a table |
 //! | `faults` | faults that the devices inject: what the environment asks for |
@@ -47,6 +48,7 @@ mod errors;
 mod faults;
 mod link;
 mod manners;
+mod numbered;
 mod objects;
 mod peers;
 mod rates;

@@ -2,14 +2,14 @@
 #![allow(unsafe_code)]
 
 use std::cell::UnsafeCell;
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::ffi::c_int;
 use std::mem::MaybeUninit;
 use std::ops::Deref;
 use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use headworks_verbs::{
     AddressHandle, AsyncEvent, Completion, CompletionChannel, CompletionQueue, Device,
@@ -23,6 +23,7 @@ use crate::builder::Builder;
 use crate::devices::{PORT, PortTables, VerbsDevice};
 use crate::errors::Errno;
 use crate::manners::Manner;
+use crate::numbered::Numbered;
 use crate::registration::Registered;
 use crate::system::ProgramFd;
 
@@ -167,9 +168,9 @@ const NEW_PKEYS: u32 = 4;
 pub(crate) struct ContextObject {
     pub(crate) front: Front<abi::VerbsContext>,
     pub(crate) about: &'static VerbsDevice,
-    pub(crate) cqs: Mutex<HashMap<u32, Weak<CqObject>>>,
-    pub(crate) qps: Mutex<HashMap<u32, Weak<QpObject>>>,
-    pub(crate) srqs: Mutex<HashMap<u32, Weak<SrqObject>>>,
+    pub(crate) cqs: Mutex<Numbered<CqObject>>,
+    pub(crate) qps: Mutex<Numbered<QpObject>>,
+    pub(crate) srqs: Mutex<Numbered<SrqObject>>,
     pub(crate) events: ProgramFd,
     /// Events that this library makes, if the device's manners have it make some.
     pub(crate) told: Option<ToldEvents>,

@@ -44,7 +44,7 @@ pub(crate) unsafe extern "C" fn destroy_comp_channel(channel: *mut abi::CompChan
 fn event_of(context: &ContextObject, id: CqId) -> Option<(*mut abi::Cq, *mut c_void)> {
     // Under this lock, so that the queue is not destroyed before the event is counted.
     let cqs = locked(&context.cqs);
-    let cq = cqs.get(&id.0).map(Weak::as_ptr)?;
+    let cq = cqs.get(id.0).map(Weak::as_ptr)?;
     // SAFETY: a queue leaves the list, under its lock, before it is freed.
     let cq: &CqObject = unsafe { &*cq };
     cq.completion_events.hand_out();

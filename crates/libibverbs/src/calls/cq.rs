@@ -136,7 +136,7 @@ pub(crate) unsafe extern "C" fn destroy_cq(cq: *mut abi::Cq) -> c_int {
     status(|| {
         // SAFETY: the program passes a completion queue that it does not use again.
         let cq = unsafe { take_back::<CqObject>(cq)? };
-        locked(&cq.context.cqs).remove(&cq.queue.id().0);
+        locked(&cq.context.cqs).remove(cq.queue.id().0);
         cq.completion_events.wait();
         cq.async_events.wait();
         Ok(())

@@ -15,7 +15,7 @@ use crate::objects::{ContextObject, CqObject, QpObject, SrqObject, ToldEvents, b
 fn event_of(context: &ContextObject, said: AsyncEvent) -> Option<abi::AsyncEvent> {
     let qp = |qpn: u32| -> Option<*mut c_void> {
         let all = locked(&context.qps);
-        let known = all.get(&qpn).map(Weak::as_ptr)?;
+        let known = all.get(qpn).map(Weak::as_ptr)?;
         // SAFETY: a queue pair leaves the list, under its lock, before it is freed.
         let known: &QpObject = unsafe { &*known };
         known.events.hand_out();
@@ -26,7 +26,7 @@ fn event_of(context: &ContextObject, said: AsyncEvent) -> Option<abi::AsyncEvent
         AsyncEvent::QpLastWqe(qpn) => (qp(qpn.raw())?, event::QP_LAST_WQE_REACHED),
         AsyncEvent::CqError(id) => {
             let all = locked(&context.cqs);
-            let known = all.get(&id.0).map(Weak::as_ptr)?;
+            let known = all.get(id.0).map(Weak::as_ptr)?;
             // SAFETY: a queue leaves the list, under its lock, before it is freed.
             let known: &CqObject = unsafe { &*known };
             known.async_events.hand_out();
@@ -34,7 +34,7 @@ fn event_of(context: &ContextObject, said: AsyncEvent) -> Option<abi::AsyncEvent
         }
         AsyncEvent::SrqLimit(id) | AsyncEvent::SrqError(id) => {
             let all = locked(&context.srqs);
-            let known = all.get(&id.0).map(Weak::as_ptr)?;
+            let known = all.get(id.0).map(Weak::as_ptr)?;
             // SAFETY: a queue leaves the list, under its lock, before it is freed.
             let known: &SrqObject = unsafe { &*known };
             known.events.hand_out();

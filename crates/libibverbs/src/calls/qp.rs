@@ -326,7 +326,7 @@ pub(crate) unsafe extern "C" fn destroy_qp(qp: *mut abi::Qp) -> c_int {
             let _ = qp.modify(&QpAttr::to_state(QpState::Reset));
             qp.qpn()
         };
-        locked(&object.pd.context.qps).remove(&qpn.raw());
+        locked(&object.pd.context.qps).remove(qpn.raw());
         object.events.wait();
         object.discard_completions(qpn);
         Ok(())

@@ -129,7 +129,7 @@ pub(crate) unsafe extern "C" fn destroy_srq(srq: *mut abi::Srq) -> c_int {
     status(|| {
         // SAFETY: the program passes a shared receive queue that it does not use again.
         let srq = unsafe { take_back::<SrqObject>(srq)? };
-        locked(&srq.pd.context.srqs).remove(&srq.queue.id().0);
+        locked(&srq.pd.context.srqs).remove(srq.queue.id().0);
         srq.events.wait();
         Ok(())
     })

@@ -1,8 +1,9 @@
 /* Many objects with few descriptors: queue pairs, completion queues and regions of whole pages. The program itself can still open files.
-   Also more memory than a small /dev/shm holds, and registrations for which there is no memory. */
+   Also how much memory a queue pair takes; more memory than a small /dev/shm holds; and registrations for which there is no memory. */
 #define _GNU_SOURCE
 #include "check.h"
 #include <fcntl.h>
+#include <malloc.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <unistd.h>
@@ -79,6 +80,42 @@ static void many(void) {
   }
 }
 
+/* Queue pairs that share a receive queue, connected and used, take at most 1 KiB each. */
+static void light(void) {
+  /* A queue pair's row in the table of its device, and the place of its bounce buffer. */
+  enum { SHARED = 192 + 24, FIRST = 200 };
+  static struct ibv_qp *qps[QUEUES];
+  struct ibv_cq *cq = ibv_create_cq(context, 16, NULL, NULL, 0);
+  struct ibv_srq_init_attr shared = {.attr = {.max_wr = 16, .max_sge = 1}};
+  struct ibv_srq *srq = ibv_create_srq(pd, &shared);
+  struct ibv_mr *mr = ibv_reg_mr(pd, malloc(PAGE), PAGE, ALL);
+  CHECK(cq && srq && mr);
+  struct mallinfo2 before = {0};
+  for (int i = 0; i < QUEUES; i++) {
+    /* What the first ones allocate for all is not counted. */
+    if (i == FIRST)
+      before = mallinfo2();
+    struct ibv_qp_init_attr init = qp_of(cq);
+    init.srq = srq;
+    qps[i] = ibv_create_qp(pd, &init);
+    CHECK(qps[i]);
+    connect_to_itself(qps[i]);
+    works(qps[i], mr, 0, 64);
+  }
+  /* Lists that the device's thread makes meanwhile are freed soon. */
+  size_t heap = 0;
+  for (int looks = 0; looks < 1000; looks++) {
+    heap = (mallinfo2().uordblks - before.uordblks) / (QUEUES - FIRST);
+    if (heap + SHARED <= 1024)
+      break;
+    usleep(1000);
+  }
+  printf("%zu bytes of heap for each queue pair\n", heap);
+  CHECK(heap + SHARED <= 1024);
+  for (int i = 0; i < QUEUES; i++)
+    CHECK(!ibv_destroy_qp(qps[i]));
+}
+
 /* 160 MiB, every page of which is written to before and after. */
 static void big(void) {
   const size_t LEN = 160 << 20;
@@ -146,6 +183,8 @@ int main(int count, char **words) {
     many();
   else if (!strcmp(what, "big"))
     big();
+  else if (!strcmp(what, "light"))
+    light();
   else
     full();
   puts("done");

@@ -228,6 +228,19 @@ fn a_thousand_descriptors_are_enough_for_more_objects_and_one_line_says_what_is_
 }
 
 #[test]
+fn a_queue_pair_takes_at_most_a_kib_beside_its_queues() {
+    let fabric = Fabric::new();
+    let Some(program) = compile(&fabric, "many", true) else {
+        return;
+    };
+    let mut command = fabric.command(&[&program, "light"]);
+    // What threads keep for their next allocations counts as allocated.
+    let said = ended(command.env("GLIBC_TUNABLES", "glibc.malloc.tcache_count=0"));
+    assert_eq!(said.code, Some(0), "{}", said.text);
+    assert!(said.text.contains("done\n"), "{}", said.text);
+}
+
+#[test]
 fn memory_without_room_for_a_copy_is_registered_or_refused() {
     let fabric = Fabric::new();
     let Some(program) = compile(&fabric, "many", true) else {

@@ -318,6 +318,6 @@ impl<'a> ServedBounceBuffer<'a> {
 fn area_span(area: &LocalMr, addr: u64, len: usize) -> Option<Span> {
     // SAFETY: a buffer is mapped at its address at least until it is deregistered. Deregistration needs the
     // lock on the registrations, which the caller holds.
-    let mapped = unsafe { MappedAddress::new(area.mapped as *mut u8, area.len, None) };
+    let mapped = unsafe { MappedAddress::new(area.mapped as *mut u8, area.len) };
     mapped.span(addr.wrapping_sub(area.start as u64), len)
 }

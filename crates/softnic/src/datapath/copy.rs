@@ -1,10 +1,8 @@
 //! Moving bytes between registered memory: gather, scatter, atomics. (`xtask/src/tidy.rs` lists the files of
 //! this crate that may have unsafe code.)
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
-use headworks_shm::SharedSegment;
 use headworks_shm::ordered_copy::{self, copy_in_order, copy_non_temporal, copy_short_in_order};
 
 use crate::hostile::Extent;
@@ -333,30 +331,21 @@ impl<'a> SpanCursor<'a> {
 pub(crate) struct MappedAddress {
     start: usize,
     len: usize,
-    _keep: Option<Arc<SharedSegment>>,
 }
 
 impl MappedAddress {
     /// # Safety
     ///
-    /// `start` must point to `len` bytes that stay mapped as long as `keep` lives. Without `keep` they must
-    /// stay mapped as long as the registration whose `key` word the translation re-checks.
-    pub(crate) unsafe fn new(start: *mut u8, len: usize, keep: Option<Arc<SharedSegment>>) -> Self {
-        Self {
-            start: start as usize,
-            len,
-            _keep: keep,
-        }
+    /// `start` must point to `len` bytes that stay mapped while spans of the result are used.
+    pub(crate) unsafe fn new(start: *mut u8, len: usize) -> Self {
+        let start = start as usize;
+        Self { start, len }
     }
 
     /// Describes `len` bytes that are not mapped in this process. [`span`](Self::span) returns `None` for
     /// them.
     pub(crate) fn elsewhere(len: usize) -> Self {
-        Self {
-            start: len,
-            len: 0,
-            _keep: None,
-        }
+        Self { start: len, len: 0 }
     }
 
     /// Returns whether `len` bytes from `offset` are in range of memory that is

@@ -56,10 +56,22 @@ pub(crate) struct CachedMr {
 struct MrLiveness {
     word: NonNull<AtomicU64>,
     expect: u64,
-    /// The table or the registration that holds the word, and so keeps it in memory.
-    _table: Option<Arc<SharedSegment>>,
-    _own: Option<Arc<AtomicU64>>,
+    _holder: Holder,
 }
+
+/// What holds the word of a translation, and the memory of a peer's region, in this process's memory.
+enum Holder {
+    /// A peer's table; and the segment of the region, if it is mapped.
+    Theirs(
+        #[expect(dead_code, reason = "held")] Arc<SharedSegment>,
+        #[expect(dead_code, reason = "held")] Option<Arc<SharedSegment>>,
+    ),
+    /// This process's registration. `None` for the translation that is never valid, whose word is static.
+    Ours(#[expect(dead_code, reason = "held")] Option<Arc<AtomicU64>>),
+}
+
+// Each queue pair has two.
+const _: () = assert!(size_of::<CachedMr>() <= 64);
 
 // SAFETY: the word is an atomic, and is kept.
 unsafe impl Send for MrLiveness {}
@@ -70,13 +82,12 @@ unsafe impl Sync for MrLiveness {}
 static NEVER: AtomicU64 = AtomicU64::new(1);
 
 impl MrLiveness {
-    /// For the registration of a peer, as long as its row has this `key` word.
-    fn theirs(row: RowRef<RegionRow>, expect: u64) -> Self {
+    /// For the registration of a peer, as long as its row has this `key` word. Keeps `segment` mapped.
+    fn theirs(row: RowRef<RegionRow>, expect: u64, segment: Option<Arc<SharedSegment>>) -> Self {
         Self {
             word: NonNull::from(&row.key),
             expect,
-            _table: Some(row.into_table()),
-            _own: None,
+            _holder: Holder::Theirs(row.into_table(), segment),
         }
     }
 
@@ -85,8 +96,7 @@ impl MrLiveness {
         Self {
             word: NonNull::from(&**word.now()),
             expect: word.registered(),
-            _table: None,
-            _own: Some(word.now().clone()),
+            _holder: Holder::Ours(Some(word.now().clone())),
         }
     }
 
@@ -94,14 +104,13 @@ impl MrLiveness {
         Self {
             word: NonNull::from(&NEVER),
             expect: 0,
-            _table: None,
-            _own: None,
+            _holder: Holder::Ours(None),
         }
     }
 
     #[inline(always)]
     fn is_live(&self) -> bool {
-        // SAFETY: the word is static, or in what `_table` or `_own` holds, and stays there as long as that lives.
+        // SAFETY: the word is static, or in what `_holder` holds, and stays there as long as that lives.
         let word = unsafe { self.word.as_ref() };
         word.load(Ordering::Acquire) == self.expect
     }
@@ -352,15 +361,16 @@ impl CachedMr {
             return None;
         }
         let across = at.segment == NO_ROW;
-        let mapped = if across {
-            MappedAddress::elsewhere(len)
+        let (mapped, segment) = if across {
+            (MappedAddress::elsewhere(len), None)
         } else {
-            let (start, keep) = peer.memory(at, len)?;
-            // SAFETY: `memory` checked the range against the mapping that `keep` holds.
-            unsafe { MappedAddress::new(start, len, Some(keep)) }
+            let (start, segment) = peer.memory(at, len)?;
+            // SAFETY: `memory` checked the range against the mapping that `segment` holds, which the entry keeps.
+            let mapped = unsafe { MappedAddress::new(start, len) };
+            (mapped, Some(segment))
         };
         Some(Self {
-            life: MrLiveness::theirs(row, word),
+            life: MrLiveness::theirs(row, word, segment),
             access,
             across,
             addr,
@@ -375,7 +385,7 @@ impl CachedMr {
         // SAFETY: a buffer is mapped at its address at least until it is deregistered and uses in flight are
         // over. By then its word has another value, so the entry is not used. Keeping the buffer here would only delay
         // its release.
-        let mapped = unsafe { MappedAddress::new(area.mapped as *mut u8, area.len, None) };
+        let mapped = unsafe { MappedAddress::new(area.mapped as *mut u8, area.len) };
         Some(Self {
             life: MrLiveness::ours(&area.word),
             access: area.access,

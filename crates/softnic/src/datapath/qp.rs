@@ -82,7 +82,8 @@ pub(crate) struct QpCore {
     pub(crate) send_cq: Arc<SoftCq>,
     pub(crate) recv_cq: Arc<SoftCq>,
     pub(crate) srq: Option<Arc<SoftSrq>>,
-    receives: Option<ReceiveQueue>,
+    /// Its own receives, if it has no shared receive queue. Boxed: of thousands of queue pairs most share one.
+    receives: Option<Box<ReceiveQueue>>,
     signal_all: bool,
     /// Number of pending requests.
     waiting: AtomicU32,
@@ -100,12 +101,31 @@ pub(crate) struct QpCore {
 }
 
 /// The remote end of a queue pair.
-#[derive(Default)]
 struct RemoteEnd {
     /// The peer's context, once connected.
     peer: Option<Arc<Peer>>,
-    /// The peer's key in the registry, even if there is no such context.
-    dest: Option<PeerKey>,
+    /// The peer's key in the registry, even if there is no such context. [`NONE`](Self::NONE) before it is connected.
+    dest: PeerKey,
+}
+
+impl RemoteEnd {
+    /// A key that no queue pair number has: they have 24 bits, and the index is in the upper ones.
+    const NONE: PeerKey = (0, u16::MAX);
+
+    /// Records the peer's key. Returns the one before.
+    fn replace_dest(&mut self, dest: Option<PeerKey>) -> Option<PeerKey> {
+        let before = std::mem::replace(&mut self.dest, dest.unwrap_or(Self::NONE));
+        (before != Self::NONE).then_some(before)
+    }
+}
+
+impl Default for RemoteEnd {
+    fn default() -> Self {
+        Self {
+            peer: None,
+            dest: Self::NONE,
+        }
+    }
 }
 
 /// A queue pair of the software RNIC, as its owner holds it.

@@ -30,7 +30,6 @@ use operations::{Operation, refused};
 #[derive(Default)]
 pub(crate) struct Engine {
     pub(super) remote_qp: PeerLink,
-    full_fences: bool,
     pub(super) local: MrKeyCheck,
     pub(super) remote: MrKeyCheck,
     extra: Option<Box<Extra>>,
@@ -245,7 +244,7 @@ impl Engine {
     /// cached: use [`asymmetric_fence::light`] then.
     #[inline(always)]
     pub(crate) fn full_fences(&self) -> bool {
-        self.full_fences
+        self.remote_qp.get().is_some_and(|peer| peer.full_fences)
     }
 
     /// The peer's queue pair, if it is cached. Then [`Engine::full_fences`] is right.
@@ -418,11 +417,6 @@ impl Engine {
     fn look_up(&mut self, core: &QpCore) {
         if self.remote_qp.get().is_none() {
             self.remote_qp = RemoteQp::find(core).map_or(PeerLink::None, PeerLink::Known);
-            self.full_fences = self
-                .remote_qp
-                .get()
-                .is_some_and(|remote_qp| remote_qp.full_fences)
-                || !asymmetric_fence::supported();
             // The peer may need a full fence between our mark of executing and the accesses that follow.
             asymmetric_fence::full();
         }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use headworks_shm::asymmetric_fence;
 use headworks_verbs::{Access, QpState, QpType, RnrTimer};
 
 use super::QpCore;
@@ -24,6 +25,7 @@ pub(crate) struct RemoteQp {
     /// Its shared receive queue, or [`NO_ROW`].
     srq: u32,
     pub(crate) recv_cq: Arc<CqPort>,
+    /// Whether this process's kernel or the peer's refuses asymmetric fences.
     pub(crate) full_fences: bool,
     /// Whether the peer's queue pair answers READs and atomics.
     pub(crate) answers_reads: bool,
@@ -82,7 +84,8 @@ impl RemoteQp {
             receives,
             srq,
             recv_cq: CqPort::shared(peer, theirs.recv_cq.load(Ordering::Relaxed))?,
-            full_fences: peer.table.full_fences().load(Ordering::Relaxed) != 0,
+            full_fences: peer.table.full_fences().load(Ordering::Relaxed) != 0
+                || !asymmetric_fence::supported(),
             answers_reads: theirs.max_dest_rd_atomic.load(Ordering::Relaxed) > 0,
             is_reliable,
             row: theirs,

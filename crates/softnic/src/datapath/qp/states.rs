@@ -61,7 +61,7 @@ impl SoftQp {
         } = parts;
         let receives = match srq {
             Some(_) => None,
-            None => Some(ReceiveQueue::new(context, caps.max_recv_wr)?),
+            None => Some(Box::new(ReceiveQueue::new(context, caps.max_recv_wr)?)),
         };
         let slot = context.qp_rows.take("queue pairs")? as usize;
         let generation = u64::from(context.qp_rows.generation(slot as u32));
@@ -301,7 +301,7 @@ impl QpCore {
     /// Records `dest` as this queue pair's peer, in the context's counts of queue pairs for each peer. The former
     /// peer's count goes down.
     pub(crate) fn set_dest(&self, dest: Option<PeerKey>) {
-        let before = std::mem::replace(&mut self.far().dest, dest);
+        let before = self.far().replace_dest(dest);
         self.context.peers.count_dest(before, dest);
     }
 
