@@ -133,7 +133,7 @@ pub struct Group {
     /// Receivers without a word of the tail array. The group looks at each of them.
     apart: Vec<u32>,
     drr: DeficitRoundRobin,
-    /// Rings that handed out messages since the group last pushed their heads.
+    /// Rings whose heads may have moved since the group last pushed them.
     drained: Vec<u32>,
     /// Whether messages were handed out since completions were last taken.
     busy: bool,
@@ -337,7 +337,15 @@ impl Group {
                         self.drr.served();
                         return Ok(Some((index, found)));
                     }
-                    Ok(None) => self.drr.exhausted(),
+                    Ok(None) => {
+                        // It may have passed over a skip.
+                        if seated.receiver.has_unpushed()
+                            && !std::mem::replace(&mut seated.drained, true)
+                        {
+                            self.drained.push(index);
+                        }
+                        self.drr.exhausted();
+                    }
                     // No ring is broken: the group is the parent's, which the check below reports.
                     Err(RingError::Forked) if self.made.is_foreign() => self.drr.exhausted(),
                     Err(error) => {
@@ -510,7 +518,7 @@ impl Group {
         }
     }
 
-    /// Pushes the heads of all rings that handed out messages.
+    /// Pushes the heads of all rings that may have moved.
     fn push_heads(&mut self) {
         for index in std::mem::take(&mut self.drained) {
             let Some((_, seated)) = self.receivers.at(index) else {

@@ -162,6 +162,12 @@ impl Receiver {
         self.poll().and_then(|_| self.push_if_due()).is_err()
     }
 
+    /// For a group: returns whether the head has moved since it was last pushed.
+    #[inline(always)]
+    pub(crate) fn has_unpushed(&self) -> bool {
+        self.receive_policy.unsynced() > 0
+    }
+
     /// For a group: breaks the ring because of an error that is not the ring's own.
     pub(crate) fn fail(&mut self, error: RingError) {
         self.break_with(error);

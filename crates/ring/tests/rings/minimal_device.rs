@@ -287,6 +287,41 @@ fn one_step_makes_room_for_a_head_and_pushes_it() {
     assert_eq!(tx.consumed(), read);
 }
 
+/// A sender that skipped the end of the array and then found no room for its message learns that the receiver has passed the skip.
+/// It may wait until everything is consumed.
+#[test]
+fn a_group_pushes_the_head_behind_a_skip_without_a_message() {
+    let hosts = Hosts::soft();
+    let bytes_of = |slots: usize| vec![1; slots * 64 - 8];
+    let config = RingConfig {
+        push_every: Some(8),
+        ..config(16, Framing::Variable(5 * 64 - 8), Mode::Notify)
+    };
+    let (left, watching) = over(&hosts.left, u32::MAX);
+    let mut group = Group::receiving(&hosts.right, &GroupConfig::new(config.clone(), 1)).unwrap();
+    let (mut tx, _, _) = join_told(&left, &config, &hosts.right, &mut group).unwrap();
+    let mut pass = |tx: &mut Sender, slots| {
+        tx.try_send(&bytes_of(slots)).unwrap();
+        flush(tx);
+        assert!(group.try_recv().unwrap().is_some());
+        group.step(AfterStep::Wait).unwrap();
+    };
+    pass(&mut tx, 5);
+    tx.step().unwrap();
+    assert_eq!(tx.consumed(), 5);
+    // From here on the sender sees no head: there is room for the skip, and none for the message behind it.
+    watching.late.store(true, Ordering::Relaxed);
+    pass(&mut tx, 5);
+    pass(&mut tx, 4);
+    assert!(matches!(tx.try_send(&bytes_of(5)), Err(SendError::Full)));
+    assert_eq!((tx.published(), tx.consumed()), (16, 5));
+    watching.late.store(false, Ordering::Relaxed);
+    assert!(group.try_recv().unwrap().is_none());
+    group.step(AfterStep::Wait).unwrap();
+    tx.step().unwrap();
+    assert!(tx.is_drained(), "consumed: {}", tx.consumed());
+}
+
 /// A head that had no room in the send queue is pushed by a receiver that only receives. Without it the sender would wait for room,
 /// and the receiver for the message that has none.
 #[test]
