@@ -33,7 +33,7 @@
 //! | `qp::states` | creates, moves through the states, destroys |
 //! | `qp::queue_pairs` | the queue pairs of a context; waiting for initiators that could reach its memory |
 //! | `qp::remote_qp` | view of the remote queue pair, looked up and checked |
-//! | `qp::write_path` | the short path of a WRITE that is posted alone, like the one before it |
+//! | `qp::write_path` | the short path of WRITEs posted alone or in twos, like those before them |
 //! | `qp::engine` | executes one request, or asks the peer to |
 //! | `qp::deliver` | responder's half of SEND and immediates: receives and their completions |
 //! | `qp::datagram` | datagrams: resolved destinations, delivery |

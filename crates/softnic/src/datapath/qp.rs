@@ -553,7 +553,7 @@ impl SoftQp {
             executing.end(posted);
             return self.post_on_path(wr, numbers);
         }
-        self.post_checked(wrs, numbers)
+        self.post_more(wrs, numbers)
     }
 
     /// Posts one WRITE that may take the path of the one before it: one that is signalled, or whose copy is not short.
@@ -564,9 +564,7 @@ impl SoftQp {
             let executing = row.executing.post(posted);
             asymmetric_fence::light_assuming_supported();
             let ours = (row, &self.rts, &self.caps);
-            // A peer may write nonsense to the row.
-            let retired = row.sq_retired.load(Ordering::Relaxed).min(posted);
-            self.room_until = retired + u64::from(self.caps.max_send_wr);
+            self.room_until = Self::room_of(row, posted, &self.caps);
             let taken = if posted < self.room_until {
                 self.engine.take_path(peer, ours, wr, remote)
             } else {
@@ -674,6 +672,11 @@ impl SoftQp {
             poster.post_rest(wrs, done, numbers)
         };
         executing.end(*posted);
+        if let [first, last] = wrs
+            && done == 2
+        {
+            engine.open_path_for_two(core.signal_all, first, last);
+        }
         outcome
     }
 }

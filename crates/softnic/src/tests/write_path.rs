@@ -1,30 +1,61 @@
 //! The path of the last short WRITE is left as soon as it no longer holds.
 
+use headworks_verbs::{PostError, PostErrorKind};
+
 use super::*;
 
-/// Posts a WRITE of `len` bytes of `byte` to `target` that generates no completion.
-fn write_silently(end: &mut TestQp, target: &Region, len: u32, byte: u8) {
-    fill(end.region.buffer(), byte);
-    let sges = [end.region.sge(0, len)];
-    let wr = SendWr {
-        wr_id: 1,
-        op: SendOp::Write(target.remote(0)),
-        payload: Payload::Gather(&sges),
-        flags: SendFlags::NONE,
-    };
-    end.qp.post_send(&[wr]).unwrap();
+/// How a WRITE is posted.
+#[derive(Clone, Copy, Debug)]
+enum Chain {
+    Alone,
+    /// Before a WRITE of a word to [`WORD`], as a ring does.
+    BeforeWord,
 }
 
-/// Posts a WRITE of 64 bytes, and returns the status with which it ends.
-fn signalled_write(end: &mut TestQp, target: RemoteAddr) -> Status {
-    let sges = [end.region.sge(0, 64)];
-    let wr = SendWr {
+const CHAINS: [Chain; 2] = [Chain::Alone, Chain::BeforeWord];
+
+/// Where the word goes.
+const WORD: usize = 4088;
+
+/// Posts a WRITE of `len` bytes of `byte` to `target`. The word is of eight such bytes. The last request has `flags`.
+fn write(
+    end: &mut TestQp,
+    chain: Chain,
+    (target, len, byte): (RemoteAddr, u32, u8),
+    flags: SendFlags,
+) -> Result<(), PostError> {
+    fill(end.region.buffer(), byte);
+    let sges = [end.region.sge(0, len)];
+    let word = [byte; 8];
+    let bytes = SendWr {
         wr_id: 1,
         op: SendOp::Write(target),
         payload: Payload::Gather(&sges),
-        flags: SendFlags::SIGNALED,
+        flags: match chain {
+            Chain::Alone => flags,
+            Chain::BeforeWord => SendFlags::NONE,
+        },
     };
-    end.qp.post_send(&[wr]).unwrap();
+    let last = SendWr {
+        wr_id: 2,
+        op: SendOp::Write(target.plus(WORD as u64)),
+        payload: Payload::Inline(&word),
+        flags,
+    };
+    match chain {
+        Chain::Alone => end.qp.post_send(&[bytes]),
+        Chain::BeforeWord => end.qp.post_send(&[bytes, last]),
+    }
+}
+
+/// Posts a WRITE that generates no completion.
+fn write_silently(end: &mut TestQp, chain: Chain, target: &Region, len: u32, byte: u8) {
+    write(end, chain, (target.remote(0), len, byte), SendFlags::NONE).unwrap();
+}
+
+/// Posts a WRITE of 64 bytes, and returns the status of the first completion.
+fn signalled_write(end: &mut TestQp, chain: Chain, target: RemoteAddr) -> Status {
+    write(end, chain, (target, 64, 9), SendFlags::SIGNALED).unwrap();
     end.completed().status
 }
 
@@ -55,121 +86,216 @@ fn bytes(region: &Region, len: usize) -> Vec<u8> {
 
 #[test]
 fn writes_of_any_length_arrive_on_it() {
+    for chain in CHAINS {
+        let fabric = Fabric::new();
+        let device = fabric.open("soft:h1");
+        let [mut a, b] = silent_pair(&device);
+        for (round, len) in [64, 64, 8, 0, 1, 16, 256, 257, 48, 4096, 64]
+            .into_iter()
+            .enumerate()
+        {
+            fill(b.region.buffer(), 0xee);
+            write_silently(&mut a, chain, &b.region, len, round as u8);
+            let found = bytes(&b.region, 4096);
+            let len = len as usize;
+            assert!(
+                found[..len].iter().all(|byte| *byte == round as u8),
+                "{len}"
+            );
+            let (between, word) = found.split_at(WORD);
+            let mut between = between.iter().skip(len);
+            assert!(between.all(|byte| *byte == 0xee), "{len}");
+            let is_written = matches!(chain, Chain::BeforeWord) || len > WORD;
+            let word_byte = if is_written { round as u8 } else { 0xee };
+            assert_eq!(word, [word_byte; 8], "{len}");
+        }
+    }
+}
+
+#[test]
+fn a_full_send_queue_takes_as_many_as_it_has_room_for() {
     let fabric = Fabric::new();
     let device = fabric.open("soft:h1");
     let [mut a, b] = silent_pair(&device);
-    for (round, len) in [64, 64, 8, 0, 1, 16, 256, 257, 48, 4096, 64]
-        .into_iter()
-        .enumerate()
-    {
-        fill(b.region.buffer(), 0xee);
-        write_silently(&mut a, &b.region, len, round as u8);
-        let found = bytes(&b.region, 4096);
-        let len = len as usize;
-        assert!(
-            found[..len].iter().all(|byte| *byte == round as u8),
-            "{len}"
-        );
-        assert!(found[len..].iter().all(|byte| *byte == 0xee), "{len}");
+    let depth = a.qp.caps().max_send_wr;
+    let target = b.region.remote(0);
+    let post = |a: &mut TestQp, chain, byte, flags| write(a, chain, (target, 64, byte), flags);
+    post(&mut a, Chain::Alone, 0, SendFlags::NONE).unwrap();
+    for number in 0..(depth - 1) / 2 {
+        post(&mut a, Chain::BeforeWord, number as u8, SendFlags::NONE).unwrap();
+    }
+    // One request fits, or none.
+    let left = usize::from((depth - 1) % 2 == 1);
+    fill(b.region.buffer(), CANARY);
+    let refused = post(&mut a, Chain::BeforeWord, 77, SendFlags::SIGNALED);
+    assert_eq!(refused, Err(PostErrorKind::QueueFull.at(left)));
+    let written = if left == 1 { 77 } else { CANARY };
+    assert_eq!(bytes(&b.region, 64), [written; 64]);
+    assert_eq!(bytes(&b.region, WORD + 8)[WORD..], [CANARY; 8]);
+}
+
+#[test]
+fn the_last_of_two_completes_for_both() {
+    let fabric = Fabric::new();
+    let device = fabric.open("soft:h1");
+    let [mut a, b] = silent_pair(&device);
+    let depth = a.qp.caps().max_send_wr;
+    // Far more than the send queue holds at a time.
+    for round in 0..4 * depth {
+        let what = (b.region.remote(0), 64, round as u8);
+        write(&mut a, Chain::BeforeWord, what, SendFlags::SIGNALED).unwrap();
+        let completion = a.completed();
+        assert_eq!((completion.wr_id, completion.status), (2, Status::Success));
+        assert_eq!(a.cq.poll(&mut [Completion::default()]), Ok(0));
+    }
+}
+
+#[test]
+fn each_of_two_that_are_signalled_completes() {
+    let fabric = Fabric::new();
+    let device = fabric.open("soft:h1");
+    let [mut a, b] = silent_pair(&device);
+    for _ in 0..3 {
+        write_silently(&mut a, Chain::BeforeWord, &b.region, 64, 1);
+        let sges = [a.region.sge(0, 64)];
+        let wrs = [5, 6].map(|wr_id| SendWr {
+            wr_id,
+            op: SendOp::Write(b.region.remote(0)),
+            payload: Payload::Gather(&sges),
+            flags: SendFlags::SIGNALED,
+        });
+        a.qp.post_send(&wrs).unwrap();
+        assert_eq!([a.completed().wr_id, a.completed().wr_id], [5, 6]);
+    }
+}
+
+#[test]
+fn two_writes_to_different_regions_arrive() {
+    let fabric = Fabric::new();
+    let device = fabric.open("soft:h1");
+    let [mut a, b] = silent_pair(&device);
+    let other = region(&device, PD);
+    for round in 1..5u8 {
+        write_silently(&mut a, Chain::BeforeWord, &b.region, 64, round);
+        let sges = [a.region.sge(0, 64)];
+        let to = |region: &Region| SendWr {
+            wr_id: 1,
+            op: SendOp::Write(region.remote(0)),
+            payload: Payload::Gather(&sges),
+            flags: SendFlags::NONE,
+        };
+        fill(a.region.buffer(), round + 100);
+        a.qp.post_send(&[to(&b.region), to(&other)]).unwrap();
+        for region in [&b.region, &other] {
+            assert_eq!(bytes(region, 64), [round + 100; 64]);
+        }
     }
 }
 
 #[test]
 fn a_queue_pair_that_is_connected_anew_writes_to_its_new_peer_alone() {
-    let fabric = Fabric::new();
-    let device = fabric.open("soft:h1");
-    let [mut a, b] = silent_pair(&device);
-    for _ in 0..3 {
-        write_silently(&mut a, &b.region, 64, 1);
+    for chain in CHAINS {
+        let fabric = Fabric::new();
+        let device = fabric.open("soft:h1");
+        let [mut a, b] = silent_pair(&device);
+        for _ in 0..3 {
+            write_silently(&mut a, chain, &b.region, 64, 1);
+        }
+        a.qp.modify(&QpAttr::to_state(QpState::Reset)).unwrap();
+        let mut c = TestQp::new(device.again(), None, 64);
+        let gid = device.info().gid;
+        join(&mut a.qp, gid, c.qp.qpn());
+        join(&mut c.qp, gid, a.qp.qpn());
+        fill(b.region.buffer(), CANARY);
+        for _ in 0..3 {
+            write_silently(&mut a, chain, &c.region, 64, 2);
+        }
+        assert_eq!(bytes(&c.region, 64), [2; 64]);
+        // The old region is still registered, in the same domain, so the new connection reaches it by its key.
+        assert!(holds(b.region.buffer(), CANARY));
     }
-    a.qp.modify(&QpAttr::to_state(QpState::Reset)).unwrap();
-    let mut c = TestQp::new(device.again(), None, 64);
-    let gid = device.info().gid;
-    join(&mut a.qp, gid, c.qp.qpn());
-    join(&mut c.qp, gid, a.qp.qpn());
-    fill(b.region.buffer(), CANARY);
-    for _ in 0..3 {
-        write_silently(&mut a, &c.region, 64, 2);
-    }
-    assert_eq!(bytes(&c.region, 64), [2; 64]);
-    // The old region is still registered, in the same domain, so the new connection reaches it by its key.
-    assert!(holds(b.region.buffer(), CANARY));
 }
 
 #[test]
 fn a_region_that_is_deregistered_is_not_written() {
-    let fabric = Fabric::new();
-    let device = fabric.open("soft:h1");
-    let [mut a, b] = silent_pair(&device);
-    let target = region(&device, PD);
-    for _ in 0..3 {
-        write_silently(&mut a, &target, 64, 1);
+    for chain in CHAINS {
+        let fabric = Fabric::new();
+        let device = fabric.open("soft:h1");
+        let [mut a, b] = silent_pair(&device);
+        let target = region(&device, PD);
+        for _ in 0..3 {
+            write_silently(&mut a, chain, &target, 64, 1);
+        }
+        let gone = target.remote(0);
+        drop(target);
+        let next = region(&device, PD);
+        fill(next.buffer(), CANARY);
+        assert_eq!(signalled_write(&mut a, chain, gone), Status::RemoteAccess);
+        assert!(holds(next.buffer(), CANARY));
+        assert_eq!(b.qp.state(), QpState::Error);
     }
-    let gone = target.remote(0);
-    drop(target);
-    let next = region(&device, PD);
-    fill(next.buffer(), CANARY);
-    assert_eq!(signalled_write(&mut a, gone), Status::RemoteAccess);
-    assert!(holds(next.buffer(), CANARY));
-    assert_eq!(b.qp.state(), QpState::Error);
 }
 
 #[test]
 fn a_write_does_not_overtake_a_send_that_waits() {
-    let fabric = Fabric::new();
-    let device = fabric.open("soft:h1");
-    let [mut a, mut b] = silent_pair(&device);
-    for _ in 0..3 {
-        write_silently(&mut a, &b.region, 64, 1);
+    for chain in CHAINS {
+        let fabric = Fabric::new();
+        let device = fabric.open("soft:h1");
+        let [mut a, mut b] = silent_pair(&device);
+        for _ in 0..3 {
+            write_silently(&mut a, chain, &b.region, 64, 1);
+        }
+        fill(b.region.buffer(), CANARY);
+        let sges = [a.region.sge(0, 8)];
+        let send = SendWr {
+            wr_id: 2,
+            op: SendOp::Send,
+            payload: Payload::Gather(&sges),
+            flags: SendFlags::SIGNALED,
+        };
+        a.qp.post_send(&[send]).unwrap();
+        write_silently(&mut a, chain, &b.region, 64, 3);
+        assert!(
+            holds(b.region.buffer(), CANARY),
+            "the SEND has no receive yet"
+        );
+        let wr = RecvWr {
+            wr_id: 3,
+            sges: &[],
+        };
+        let empty = RecvWr {
+            sges: &[b.region.sge(2048, 8)],
+            ..wr
+        };
+        b.qp.post_recv(&[empty]).unwrap();
+        assert_eq!(a.completed().status, Status::Success);
+        until("the WRITE behind it", || bytes(&b.region, 64) == [3; 64]);
+        // Nothing waits any more, so the path serves again.
+        write_silently(&mut a, chain, &b.region, 64, 4);
+        assert_eq!(bytes(&b.region, 64), [4; 64]);
     }
-    fill(b.region.buffer(), CANARY);
-    let sges = [a.region.sge(0, 8)];
-    let send = SendWr {
-        wr_id: 2,
-        op: SendOp::Send,
-        payload: Payload::Gather(&sges),
-        flags: SendFlags::SIGNALED,
-    };
-    a.qp.post_send(&[send]).unwrap();
-    write_silently(&mut a, &b.region, 64, 3);
-    assert!(
-        holds(b.region.buffer(), CANARY),
-        "the SEND has no receive yet"
-    );
-    let wr = RecvWr {
-        wr_id: 3,
-        sges: &[],
-    };
-    let empty = RecvWr {
-        sges: &[b.region.sge(2048, 8)],
-        ..wr
-    };
-    b.qp.post_recv(&[empty]).unwrap();
-    assert_eq!(a.completed().status, Status::Success);
-    until("the WRITE behind it", || bytes(&b.region, 64) == [3; 64]);
-    // Nothing waits any more, so the path serves again.
-    write_silently(&mut a, &b.region, 64, 4);
-    assert_eq!(bytes(&b.region, 64), [4; 64]);
 }
 
 #[test]
 fn access_that_the_peer_takes_back_is_refused() {
-    let fabric = Fabric::new();
-    let device = fabric.open("soft:h1");
-    let [mut a, mut b] = silent_pair(&device);
-    for _ in 0..3 {
-        write_silently(&mut a, &b.region, 64, 1);
+    for chain in CHAINS {
+        let fabric = Fabric::new();
+        let device = fabric.open("soft:h1");
+        let [mut a, mut b] = silent_pair(&device);
+        for _ in 0..3 {
+            write_silently(&mut a, chain, &b.region, 64, 1);
+        }
+        let closed = QpAttr {
+            access: Some(Access::NONE),
+            ..QpAttr::to_state(QpState::Rts)
+        };
+        b.qp.modify(&closed).unwrap();
+        fill(b.region.buffer(), CANARY);
+        let target = b.region.remote(0);
+        assert_eq!(
+            signalled_write(&mut a, chain, target),
+            Status::RemoteInvalidRequest
+        );
+        assert!(holds(b.region.buffer(), CANARY));
     }
-    let closed = QpAttr {
-        access: Some(Access::NONE),
-        ..QpAttr::to_state(QpState::Rts)
-    };
-    b.qp.modify(&closed).unwrap();
-    fill(b.region.buffer(), CANARY);
-    let target = b.region.remote(0);
-    assert_eq!(
-        signalled_write(&mut a, target),
-        Status::RemoteInvalidRequest
-    );
-    assert!(holds(b.region.buffer(), CANARY));
 }
