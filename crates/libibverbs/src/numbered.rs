@@ -8,7 +8,8 @@ const PAGE: u32 = 64;
 
 type Page<T> = [Option<Weak<T>>; PAGE as usize];
 
-/// Objects by number. The numbers of a device are dense, so an object takes 8 bytes here: there may be thousands of queue pairs.
+/// Objects by number. The numbers of new objects are consecutive, so an object takes 8 bytes here: there may be thousands of queue
+/// pairs. A place of the device that is used again has up to four numbers in turn, which are on different pages.
 pub(crate) struct Numbered<T>(HashMap<u32, Box<Page<T>>>);
 
 impl<T> Default for Numbered<T> {
@@ -18,7 +19,7 @@ impl<T> Default for Numbered<T> {
 }
 
 impl<T> Numbered<T> {
-    /// Enters an object. One that had the number before is forgotten.
+    /// Enters an object. Replaces one that has the number.
     pub(crate) fn insert(&mut self, number: u32, object: Weak<T>) {
         let empty = || Box::new([const { None }; PAGE as usize]);
         let page = self.0.entry(number / PAGE).or_insert_with(empty);

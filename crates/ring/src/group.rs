@@ -338,7 +338,7 @@ impl Group {
                         return Ok(Some((index, found)));
                     }
                     Ok(None) => {
-                        // It may have passed over a skip.
+                        // The receiver may have passed over a skip.
                         if seated.receiver.has_unpushed()
                             && !std::mem::replace(&mut seated.drained, true)
                         {

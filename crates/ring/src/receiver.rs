@@ -266,7 +266,7 @@ impl Receiver {
             }
             let word = self.slots.word(offset);
             match self.checked(word)? {
-                (Kind::Skip, count, _) => self.pass(count)?,
+                (Kind::Skip, count, _) => self.pass_skip(count)?,
                 (_, count, len) => {
                     self.slots.expect_rest(offset, len + 8);
                     return Ok(Some(FoundMessage {
@@ -284,16 +284,30 @@ impl Receiver {
     /// can send the next message.
     #[inline(always)]
     fn nothing_found(&mut self) -> Result<Option<FoundMessage>, RingError> {
-        if self.head_waits {
-            self.push_waiting_head()?;
+        match self.head_waits {
+            true => self.push_waiting_head(),
+            false => Ok(None),
         }
-        Ok(None)
     }
 
     #[cold]
-    fn push_waiting_head(&mut self) -> Result<(), RingError> {
+    #[inline(never)]
+    fn push_waiting_head(&mut self) -> Result<Option<FoundMessage>, RingError> {
         self.head_waits = false;
-        self.push_if_due()
+        match self.push_if_due() {
+            // The peer may have published a message since the tail was read.
+            Err(error) if error.is_peer_gone() => self.find_the_last(error),
+            pushed => pushed.map(|()| None),
+        }
+    }
+
+    /// Passes over a skip. A peer that is gone is reported by the next call that finds nothing.
+    #[inline(always)]
+    fn pass_skip(&mut self, count: u64) -> Result<(), RingError> {
+        match self.pass(count) {
+            Err(error) if error.is_peer_gone() => Ok(()),
+            passed => passed,
+        }
     }
 
     /// Reads the peer's tail. Returns whether something new is published.
@@ -376,7 +390,7 @@ impl Receiver {
             self.receive_policy.found(count);
             let offset = match kind {
                 Kind::Skip => {
-                    self.pass(count)?;
+                    self.pass_skip(count)?;
                     continue;
                 }
                 Kind::Message => last - before_lap_word(len, &self.ring),
@@ -420,7 +434,7 @@ impl Receiver {
     }
 
     /// Pushes the head, which tells the sender of everything released. Returns whether all of it has
-    /// been pushed.
+    /// been pushed. If not, the send queue had no room: call again.
     pub fn push_head(&mut self) -> Result<bool, RingError> {
         self.usability.check()?;
         if self.receive_policy.unsynced() == 0 {
@@ -450,8 +464,8 @@ impl Receiver {
                 Err(error) => return Err(self.break_with(error)),
             }
         }
-        // The next release, step or receive that finds nothing tries again.
-        self.head_waits = true;
+        // If the head is due, the next release, step or receive that finds nothing tries again.
+        self.head_waits = self.receive_policy.must_push();
         Ok(false)
     }
 

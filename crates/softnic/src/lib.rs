@@ -97,4 +97,4 @@ mod tests;
 pub use control::provider;
 pub use control::provider::SoftProvider;
 pub use datapath::cross_process_copy::check_support as check_cross_process_copy;
-pub use datapath::qp::{INLINE_MAX, SHARED_BYTES_PER_QP};
+pub use datapath::qp::{INLINE_MAX, RECEIVE_QUEUE_HEADER_BYTES, SHARED_BYTES_PER_QP};

@@ -80,23 +80,27 @@ static void many(void) {
   }
 }
 
-/* Queue pairs that share a receive queue, connected and used, take at most 1 KiB each. */
-static void light(void) {
-  /* A queue pair's row in the table of its device, and the place of its bounce buffer. */
-  enum { SHARED = 192 + 24, FIRST = 200 };
+static size_t allocated(void) {
+  struct mallinfo2 info = mallinfo2();
+  return info.uordblks + info.hblkhd;
+}
+
+/* Queue pairs, connected and used, take at most `most` bytes of heap each. */
+static void light(int has_srq, size_t most) {
+  enum { FIRST = 200 };
   static struct ibv_qp *qps[QUEUES];
   struct ibv_cq *cq = ibv_create_cq(context, 16, NULL, NULL, 0);
   struct ibv_srq_init_attr shared = {.attr = {.max_wr = 16, .max_sge = 1}};
   struct ibv_srq *srq = ibv_create_srq(pd, &shared);
   struct ibv_mr *mr = ibv_reg_mr(pd, malloc(PAGE), PAGE, ALL);
   CHECK(cq && srq && mr);
-  struct mallinfo2 before = {0};
+  size_t before = 0;
   for (int i = 0; i < QUEUES; i++) {
     /* What the first ones allocate for all is not counted. */
     if (i == FIRST)
-      before = mallinfo2();
+      before = allocated();
     struct ibv_qp_init_attr init = qp_of(cq);
-    init.srq = srq;
+    init.srq = has_srq ? srq : NULL;
     qps[i] = ibv_create_qp(pd, &init);
     CHECK(qps[i]);
     connect_to_itself(qps[i]);
@@ -105,13 +109,13 @@ static void light(void) {
   /* Lists that the device's thread makes meanwhile are freed soon. */
   size_t heap = 0;
   for (int looks = 0; looks < 1000; looks++) {
-    heap = (mallinfo2().uordblks - before.uordblks) / (QUEUES - FIRST);
-    if (heap + SHARED <= 1024)
+    heap = (allocated() - before) / (QUEUES - FIRST);
+    if (heap <= most)
       break;
     usleep(1000);
   }
   printf("%zu bytes of heap for each queue pair\n", heap);
-  CHECK(heap + SHARED <= 1024);
+  CHECK(heap <= most);
   for (int i = 0; i < QUEUES; i++)
     CHECK(!ibv_destroy_qp(qps[i]));
 }
@@ -184,7 +188,7 @@ int main(int count, char **words) {
   else if (!strcmp(what, "big"))
     big();
   else if (!strcmp(what, "light"))
-    light();
+    light(!strcmp(words[2], "srq"), strtoul(words[3], NULL, 10));
   else
     full();
   puts("done");

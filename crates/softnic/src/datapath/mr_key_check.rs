@@ -50,18 +50,21 @@ pub(crate) struct CachedMr {
     across: bool,
     addr: u64,
     mapped: MappedAddress,
+    _holder: Holder,
 }
+
+// Each engine has two, and there may be thousands of queue pairs.
+const _: () = assert!(size_of::<CachedMr>() <= 64);
 
 /// Shows whether the registration is still the one that was read: as long as it is, a word has the value `expect`.
 struct MrLiveness {
     word: NonNull<AtomicU64>,
     expect: u64,
-    _holder: Holder,
 }
 
-/// What holds the word of a translation, and the memory of a peer's region, in this process's memory.
+/// Keeps in memory what a translation points to: the word of its liveness and, for a peer's region, the region's segment.
 enum Holder {
-    /// A peer's table; and the segment of the region, if it is mapped.
+    /// A peer's table; and the segment, if the region is mapped here.
     Theirs(
         #[expect(dead_code, reason = "held")] Arc<SharedSegment>,
         #[expect(dead_code, reason = "held")] Option<Arc<SharedSegment>>,
@@ -70,10 +73,7 @@ enum Holder {
     Ours(#[expect(dead_code, reason = "held")] Option<Arc<AtomicU64>>),
 }
 
-// Each queue pair has two.
-const _: () = assert!(size_of::<CachedMr>() <= 64);
-
-// SAFETY: the word is an atomic, and is kept.
+// SAFETY: the word is an atomic, and the translation's `_holder` keeps it in memory.
 unsafe impl Send for MrLiveness {}
 // SAFETY: as above.
 unsafe impl Sync for MrLiveness {}
@@ -82,13 +82,10 @@ unsafe impl Sync for MrLiveness {}
 static NEVER: AtomicU64 = AtomicU64::new(1);
 
 impl MrLiveness {
-    /// For the registration of a peer, as long as its row has this `key` word. Keeps `segment` mapped.
-    fn theirs(row: RowRef<RegionRow>, expect: u64, segment: Option<Arc<SharedSegment>>) -> Self {
-        Self {
-            word: NonNull::from(&row.key),
-            expect,
-            _holder: Holder::Theirs(row.into_table(), segment),
-        }
+    /// For the registration of a peer, as long as its row has this `key` word.
+    fn theirs(row: &RowRef<RegionRow>, expect: u64) -> Self {
+        let word = NonNull::from(&row.key);
+        Self { word, expect }
     }
 
     /// For a registration of this process. Its row is not used: peers can write it.
@@ -96,7 +93,6 @@ impl MrLiveness {
         Self {
             word: NonNull::from(&**word.now()),
             expect: word.registered(),
-            _holder: Holder::Ours(Some(word.now().clone())),
         }
     }
 
@@ -104,13 +100,12 @@ impl MrLiveness {
         Self {
             word: NonNull::from(&NEVER),
             expect: 0,
-            _holder: Holder::Ours(None),
         }
     }
 
     #[inline(always)]
     fn is_live(&self) -> bool {
-        // SAFETY: the word is static, or in what `_holder` holds, and stays there as long as that lives.
+        // SAFETY: the word is static, or the translation's `_holder` keeps it in memory.
         let word = unsafe { self.word.as_ref() };
         word.load(Ordering::Acquire) == self.expect
     }
@@ -304,6 +299,7 @@ impl Default for CachedMr {
             across: false,
             addr: 0,
             mapped: MappedAddress::elsewhere(0),
+            _holder: Holder::Ours(None),
         }
     }
 }
@@ -370,11 +366,12 @@ impl CachedMr {
             (mapped, Some(segment))
         };
         Some(Self {
-            life: MrLiveness::theirs(row, word, segment),
+            life: MrLiveness::theirs(&row, word),
             access,
             across,
             addr,
             mapped,
+            _holder: Holder::Theirs(row.into_table(), segment),
         })
     }
 
@@ -392,6 +389,7 @@ impl CachedMr {
             across: false,
             addr: area.start as u64,
             mapped,
+            _holder: Holder::Ours(Some(area.word.now().clone())),
         })
     }
 }

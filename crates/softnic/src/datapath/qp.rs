@@ -46,6 +46,8 @@ pub(crate) use queue_pairs::QueuePairs;
 pub(crate) use remote_qp::RemoteQp;
 pub(crate) use states::{QpParts, checked_caps};
 use write_path::PeerLink;
+#[cfg(test)]
+pub(crate) use write_path::TWICE_TAKEN;
 
 /// Longest request executed within the call that posts it, in bytes. Later calls execute longer ones, in
 /// chunks of about this size.
@@ -55,6 +57,9 @@ pub const INLINE_MAX: usize = 64 << 10;
 /// place that tells where its bounce buffer is, and the header of its receive queue.
 pub const SHARED_BYTES_PER_QP: usize =
     size_of::<QpRow>() + size_of::<QueueLocation>() + SlotQueue::<RecvSlot>::bytes(0);
+
+/// Bytes of these that are the header of its own receive queue. A queue pair with a shared receive queue does not take them.
+pub const RECEIVE_QUEUE_HEADER_BYTES: usize = SlotQueue::<RecvSlot>::bytes(0);
 
 /// A completion queue of this process.
 pub(crate) type SoftCq = cq::SoftCq<QpCore>;
@@ -82,7 +87,7 @@ pub(crate) struct QpCore {
     pub(crate) send_cq: Arc<SoftCq>,
     pub(crate) recv_cq: Arc<SoftCq>,
     pub(crate) srq: Option<Arc<SoftSrq>>,
-    /// Its own receives, if it has no shared receive queue. Boxed: of thousands of queue pairs most share one.
+    /// Its own receives, if it has no shared receive queue. Boxed, because most of thousands of queue pairs use a shared one.
     receives: Option<Box<ReceiveQueue>>,
     signal_all: bool,
     /// Number of pending requests.

@@ -104,7 +104,11 @@ fn a_queue_pair_takes_at_most_a_kib_beyond_its_queues() {
     let handle = size_of::<SoftQp>() + OVERHEAD;
     let counts = 2 * size_of::<usize>();
     let core = counts + size_of::<QpCore>() + OVERHEAD;
+    let receives = size_of::<crate::datapath::srq::ReceiveQueue>() + OVERHEAD;
     let in_lists = size_of::<Weak<QpCore>>();
-    let all = handle + core + in_lists + crate::datapath::qp::SHARED_BYTES_PER_QP;
-    assert!(all <= 1024, "{all} bytes: {handle} + {core} + …");
+    let all = handle + core + receives + in_lists + crate::datapath::qp::SHARED_BYTES_PER_QP;
+    assert!(
+        all <= 1024,
+        "{all} bytes: {handle} + {core} + {receives} + …"
+    );
 }

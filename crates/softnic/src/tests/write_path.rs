@@ -3,6 +3,7 @@
 use headworks_verbs::{PostError, PostErrorKind};
 
 use super::*;
+use crate::datapath::qp::TWICE_TAKEN;
 
 /// How a WRITE is posted.
 #[derive(Clone, Copy, Debug)]
@@ -46,6 +47,13 @@ fn write(
         Chain::Alone => end.qp.post_send(&[bytes]),
         Chain::BeforeWord => end.qp.post_send(&[bytes, last]),
     }
+}
+
+/// Returns how many chains of two took the short path while `posts` ran.
+fn taken(posts: impl FnOnce()) -> u32 {
+    let before = TWICE_TAKEN.get();
+    posts();
+    TWICE_TAKEN.get() - before
 }
 
 /// Posts a WRITE that generates no completion.
@@ -121,17 +129,18 @@ fn a_full_send_queue_takes_as_many_as_it_has_room_for() {
     let target = b.region.remote(0);
     let post = |a: &mut TestQp, chain, byte, flags| write(a, chain, (target, 64, byte), flags);
     post(&mut a, Chain::Alone, 0, SendFlags::NONE).unwrap();
-    for number in 0..(depth - 1) / 2 {
+    for number in 0..(depth - 2) / 2 {
         post(&mut a, Chain::BeforeWord, number as u8, SendFlags::NONE).unwrap();
     }
-    // One request fits, or none.
-    let left = usize::from((depth - 1) % 2 == 1);
-    fill(b.region.buffer(), CANARY);
-    let refused = post(&mut a, Chain::BeforeWord, 77, SendFlags::SIGNALED);
-    assert_eq!(refused, Err(PostErrorKind::QueueFull.at(left)));
-    let written = if left == 1 { 77 } else { CANARY };
-    assert_eq!(bytes(&b.region, 64), [written; 64]);
-    assert_eq!(bytes(&b.region, WORD + 8)[WORD..], [CANARY; 8]);
+    assert_eq!(depth % 2, 0);
+    // One request fits, and then none.
+    for (left, written) in [(1, 77), (0, CANARY)] {
+        fill(b.region.buffer(), CANARY);
+        let refused = post(&mut a, Chain::BeforeWord, 77, SendFlags::SIGNALED);
+        assert_eq!(refused, Err(PostErrorKind::QueueFull.at(left)));
+        assert_eq!(bytes(&b.region, 64), [written; 64]);
+        assert_eq!(bytes(&b.region, WORD + 8)[WORD..], [CANARY; 8]);
+    }
 }
 
 #[test]
@@ -141,13 +150,21 @@ fn the_last_of_two_completes_for_both() {
     let [mut a, b] = silent_pair(&device);
     let depth = a.qp.caps().max_send_wr;
     // Far more than the send queue holds at a time.
-    for round in 0..4 * depth {
-        let what = (b.region.remote(0), 64, round as u8);
-        write(&mut a, Chain::BeforeWord, what, SendFlags::SIGNALED).unwrap();
-        let completion = a.completed();
-        assert_eq!((completion.wr_id, completion.status), (2, Status::Success));
-        assert_eq!(a.cq.poll(&mut [Completion::default()]), Ok(0));
-    }
+    let count = 4 * depth;
+    let taken = taken(|| {
+        for round in 0..count {
+            let what = (b.region.remote(0), 64, round as u8);
+            write(&mut a, Chain::BeforeWord, what, SendFlags::SIGNALED).unwrap();
+            let completion = a.completed();
+            assert_eq!((completion.wr_id, completion.status), (2, Status::Success));
+            assert_eq!(a.cq.poll(&mut [Completion::default()]), Ok(0));
+        }
+    });
+    assert_eq!(
+        taken,
+        count - 2,
+        "the first finds the peer, the second opens the path"
+    );
 }
 
 #[test]
@@ -185,7 +202,8 @@ fn two_writes_to_different_regions_arrive() {
             flags: SendFlags::NONE,
         };
         fill(a.region.buffer(), round + 100);
-        a.qp.post_send(&[to(&b.region), to(&other)]).unwrap();
+        let taken = taken(|| a.qp.post_send(&[to(&b.region), to(&other)]).unwrap());
+        assert_eq!(taken, 0);
         for region in [&b.region, &other] {
             assert_eq!(bytes(region, 64), [round + 100; 64]);
         }

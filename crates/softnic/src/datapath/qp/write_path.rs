@@ -12,6 +12,12 @@ use crate::crash_points;
 use crate::datapath::copy::{Span, copy_short_span, copy_span};
 use crate::table::rows::{QpLife, QpRow, count};
 
+#[cfg(test)]
+std::thread_local! {
+    /// Number of chains of two that took the path on this thread.
+    pub(crate) static TWICE_TAKEN: std::cell::Cell<u32> = const { std::cell::Cell::new(0) };
+}
+
 /// Knowledge of an engine about the peer's queue pair.
 #[derive(Default)]
 pub(crate) enum PeerLink {
@@ -156,7 +162,7 @@ impl Engine {
 }
 
 impl SoftQp {
-    /// Posts what is no single WRITE on the open path.
+    /// Posts a chain that `post` did not execute on the open path.
     #[inline(never)]
     pub(super) fn post_more(
         &mut self,
@@ -169,8 +175,8 @@ impl SoftQp {
         }
     }
 
-    /// Posts two WRITEs of which the first is not signalled, if they may take the path of those before them: the usual publication
-    /// of a ring. Returns whether they did. If not, nothing was done.
+    /// Posts two WRITEs of which the first is not signalled, if they may take the path of those before them. Returns whether
+    /// they did. If not, nothing was done. A ring usually publishes this way.
     #[inline(always)]
     fn post_two_on_path(
         &mut self,
@@ -213,6 +219,8 @@ impl SoftQp {
             bytes += from.len() as u64;
         }
         count(&row.executing.sent_bytes, bytes);
+        #[cfg(test)]
+        TWICE_TAKEN.with(|taken| taken.set(taken.get() + 1));
         self.posted = posted + 2;
         if last.flags.contains(SendFlags::SIGNALED) {
             self.core.complete_write(numbers.of(last), posted + 2);
