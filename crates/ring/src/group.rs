@@ -184,6 +184,16 @@ struct GroupReceiver {
     drained: bool,
 }
 
+impl GroupReceiver {
+    /// Adds the ring at `index` to the group's `drained`, unless it is there.
+    #[inline(always)]
+    fn list_in(&mut self, drained: &mut Vec<u32>, index: u32) {
+        if !std::mem::replace(&mut self.drained, true) {
+            drained.push(index);
+        }
+    }
+}
+
 impl Group {
     /// Makes a group that receives on `device`. It has no rings yet.
     pub fn receiving(device: &Arc<dyn Device>, config: &GroupConfig) -> Result<Self, SetupError> {
@@ -330,19 +340,15 @@ impl Group {
                 };
                 match seated.receiver.look() {
                     Ok(Some(found)) => {
-                        if !std::mem::replace(&mut seated.drained, true) {
-                            self.drained.push(index);
-                        }
+                        seated.list_in(&mut self.drained, index);
                         self.busy = true;
                         self.drr.served();
                         return Ok(Some((index, found)));
                     }
                     Ok(None) => {
                         // The receiver may have passed over a skip.
-                        if seated.receiver.has_unpushed()
-                            && !std::mem::replace(&mut seated.drained, true)
-                        {
-                            self.drained.push(index);
+                        if seated.receiver.has_unpushed() {
+                            seated.list_in(&mut self.drained, index);
                         }
                         self.drr.exhausted();
                     }
@@ -562,9 +568,7 @@ impl Group {
     pub fn receiver(&mut self, ring: RingId) -> Option<OutOfOrder<'_>> {
         let seated = self.receivers.get(ring)?;
         // The head must be pushed for what the caller releases there, too.
-        if !std::mem::replace(&mut seated.drained, true) {
-            self.drained.push(ring.index);
-        }
+        seated.list_in(&mut self.drained, ring.index);
         Some(OutOfOrder(&mut seated.receiver))
     }
 

@@ -37,7 +37,8 @@ pub struct Receiver {
     /// Length of the messages that may take the short path: the length of fixed framing, while the
     /// ring is not broken. `None` where no message may, as in latency mode.
     quiet_len: Option<usize>,
-    /// Whether a head that was due found no room in the send queue.
+    /// Whether a head that was due found no room in the send queue. It follows from the policy; a receive that finds nothing, which
+    /// programs call all the time, looks at this flag only.
     head_waits: bool,
 }
 

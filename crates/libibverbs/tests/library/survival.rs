@@ -239,7 +239,7 @@ fn a_queue_pair_takes_at_most_a_kib_beside_its_queues() {
     // A receive queue of its own takes 128 bytes of heap beside its slots and their header.
     for (receives, most) in [("srq", 1024 - shared), ("own", 1024 + 128 - shared)] {
         let mut command = fabric.command(&[&program, "light", receives, &most.to_string()]);
-        // What threads keep for their next allocations counts as allocated.
+        // glibc counts the blocks in a thread's cache as allocated. The tunable turns the caches off.
         let said = ended(command.env("GLIBC_TUNABLES", "glibc.malloc.tcache_count=0"));
         assert_eq!(said.code, Some(0), "{}", said.text);
         assert!(said.text.contains("done\n"), "{}", said.text);

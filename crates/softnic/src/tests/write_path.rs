@@ -86,6 +86,17 @@ fn silent_pair(device: &SoftDevice) -> [TestQp; 2] {
     ends
 }
 
+/// Makes such a pair on a fabric of its own, whose first queue pair has posted WRITEs that open the short path.
+fn with_open_path(chain: Chain) -> (Fabric, SoftDevice, [TestQp; 2]) {
+    let fabric = Fabric::new();
+    let device = fabric.open("soft:h1");
+    let [mut a, b] = silent_pair(&device);
+    for _ in 0..3 {
+        write_silently(&mut a, chain, &b.region, 64, 1);
+    }
+    (fabric, device, [a, b])
+}
+
 #[allow(unsafe_code)]
 fn bytes(region: &Region, len: usize) -> Vec<u8> {
     // SAFETY: the region is longer, and nothing writes it now.
@@ -213,12 +224,7 @@ fn two_writes_to_different_regions_arrive() {
 #[test]
 fn a_queue_pair_that_is_connected_anew_writes_to_its_new_peer_alone() {
     for chain in CHAINS {
-        let fabric = Fabric::new();
-        let device = fabric.open("soft:h1");
-        let [mut a, b] = silent_pair(&device);
-        for _ in 0..3 {
-            write_silently(&mut a, chain, &b.region, 64, 1);
-        }
+        let (_fabric, device, [mut a, b]) = with_open_path(chain);
         a.qp.modify(&QpAttr::to_state(QpState::Reset)).unwrap();
         let mut c = TestQp::new(device.again(), None, 64);
         let gid = device.info().gid;
@@ -257,12 +263,7 @@ fn a_region_that_is_deregistered_is_not_written() {
 #[test]
 fn a_write_does_not_overtake_a_send_that_waits() {
     for chain in CHAINS {
-        let fabric = Fabric::new();
-        let device = fabric.open("soft:h1");
-        let [mut a, mut b] = silent_pair(&device);
-        for _ in 0..3 {
-            write_silently(&mut a, chain, &b.region, 64, 1);
-        }
+        let (_fabric, _device, [mut a, mut b]) = with_open_path(chain);
         fill(b.region.buffer(), CANARY);
         let sges = [a.region.sge(0, 8)];
         let send = SendWr {
@@ -297,12 +298,7 @@ fn a_write_does_not_overtake_a_send_that_waits() {
 #[test]
 fn access_that_the_peer_takes_back_is_refused() {
     for chain in CHAINS {
-        let fabric = Fabric::new();
-        let device = fabric.open("soft:h1");
-        let [mut a, mut b] = silent_pair(&device);
-        for _ in 0..3 {
-            write_silently(&mut a, chain, &b.region, 64, 1);
-        }
+        let (_fabric, _device, [mut a, mut b]) = with_open_path(chain);
         let closed = QpAttr {
             access: Some(Access::NONE),
             ..QpAttr::to_state(QpState::Rts)
